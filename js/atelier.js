@@ -1,7 +1,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { ask, make, makeButton } from "./parts.js";
-import { t, told } from "./words.js";
+import { bytes, t, told } from "./words.js";
 
 // The pack's settings, and what a page has to read again after a run.
 
@@ -11,9 +11,6 @@ const KINDS = {
   pictures: t("pictures of the graph"),
   loras: t("LoRAs of the graph"),
 };
-
-/** @param {number} bytes */
-const gigabytes = (bytes) => `${(bytes / 1e9).toFixed(bytes < 1e9 ? 2 : 1)} GB`;
 
 /** @param {string} text @param {string | false} [name] @param {() => void} [act] */
 function line(text, name, act) {
@@ -31,8 +28,8 @@ function showKept() {
     if (answer.error) return box.replaceChildren(line(answer.error));
     const parts = Object.entries(answer.sizes);
     const total = parts.reduce((sum, [, size]) => sum + size, 0);
-    const words = parts.map(([kind, size]) => `${KINDS[kind]} ${gigabytes(size)}`).join(", ");
-    box.replaceChildren(line(`${gigabytes(total)}: ${words}`, t("Clear"), clear));
+    const words = parts.map(([kind, size]) => `${KINDS[kind]} ${bytes(size)}`).join(", ");
+    box.replaceChildren(line(`${bytes(total)}: ${words}`, t("Clear"), clear));
   };
   const clear = async () => show(await ask("/atelier/kept/clear", {}));
   ask("/atelier/kept").then(show);

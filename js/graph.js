@@ -33,6 +33,7 @@ import { t } from "./words.js";
  */
 /**
  * @typedef {object} Line
+ * @property {Drawn} run whose it is
  * @property {keyof Axes} axis
  * @property {string | null} [name]
  * @property {string} colour
@@ -362,22 +363,23 @@ export class RunGraph {
     /** @param {Curve} points */
     const seen = (points) => points.filter(([step]) => step >= first && step <= last);
     for (const run of this.#runs) {
-      const name = one ? "loss" : run.name, colour = this.#colour(run);
-      lines.push({ axis: "loss", name, colour, points: smoothed(run.loss, smoothing), raw: run.loss, thick: 2 });
+      const colour = this.#colour(run);
+      lines.push({ run, axis: "loss", name: smoothing ? t("smoothed loss") : t("loss of the step"), colour,
+        points: smoothed(run.loss, smoothing), raw: run.loss, thick: 2 });
       if (this.#shows("concepts"))
         for (const [i, [concept, points]] of run.concepts.entries())
-          lines.push({ axis: "loss", name: concept, colour: CONCEPTS[i % CONCEPTS.length],
+          lines.push({ run, axis: "loss", name: concept, colour: CONCEPTS[i % CONCEPTS.length],
             points: smoothed(points, smoothing), thick: 1.2 });
       if (this.#shows("validation") && run.validation.length)
-        lines.push({ axis: "validation", name: one ? "validation" : `${run.name} validation`,
+        lines.push({ run, axis: "validation", name: t("validation"),
           colour: one ? VALIDATION : colour, points: run.validation, thick: 1.5, dash: one ? [] : [6, 3], dots: true });
       if (this.#shows("levels"))
         for (const [i, [level, points]] of run.levels.entries())
-          lines.push({ axis: "validation", name: t("level {0}", level), colour: levelColour(i, run.levels.length),
+          lines.push({ run, axis: "validation", name: t("level {0}", level), colour: levelColour(i, run.levels.length),
             points, thick: 1, dots: true });
       if (this.#shows("rate"))
         for (const [group, points] of run.rate.filter(([, points]) => points.length))
-          lines.push({ axis: "rate", name: one ? `rate ${group}` : `${run.name} rate ${group}`,
+          lines.push({ run, axis: "rate", name: t("rate {0}", group),
             colour: one ? RATE : colour, points, thick: 1.2, dash: [2, 3] });
     }
     /** @param {Curve} points */
@@ -509,22 +511,28 @@ export class RunGraph {
     pen.fillRect(x(this.#hover), TOP, 1, height);
   }
 
-  // The values under the pointer, else the last ones, each in the colour of its curve.
+  // The values under the pointer, else the last ones, each in the colour of its curve; a line for each run. A curve
+  // whose nearest point is at another step says so.
   /** @param {Line[]} lines */
   #say(lines) {
-    const [, last] = this.#steps(), step = this.#hover ?? last, words = [make("span", "color:var(--input-text)", "")];
-    let at = Math.round(step);
-    for (const { axis, name, colour, points, raw } of lines) {
-      if (!points.length) continue;
-      const [there, value] = nearest(points, step);
-      if (raw && words.length === 1) at = there;
-      const single = raw && this.#settings.raw ? ` (${short(nearest(raw, step)[1])})` : "";
-      const when = axis === "validation" && there !== at ? ` ${t("after {0}", there)}` : "";
-      words.push(make("span", `color:${colour}`, ` · ${name} ${short(value)}${single}${when}`));
-    }
-    const best = this.#runs.length === 1 && this.#runs[0].saves.find((save) => save.best);
-    if (best) words.push(make("span", `color:${BRIGHT}`, ` · ${t("best {0}", best.step)}`));
-    words[0].textContent = words.length > 1 ? t("step {0}", at) : t("No step is finished yet.");
-    this.#words.replaceChildren(...words);
+    const [, last] = this.#steps(), step = this.#hover ?? last, several = this.#runs.length > 1;
+    const said = this.#runs.flatMap((run) => {
+      const own = lines.filter((line) => line.run === run && line.points.length);
+      if (!own.length) return [];
+      const [at] = nearest(own[0].points, step), words = [make("span", "color:var(--input-text)", t("step {0}", at))];
+      if (several) words.unshift(make("span", `color:${this.#colour(run)};font-weight:600`, `${run.name} · `));
+      for (const { name, colour, points, raw } of own) {
+        const [there, value] = nearest(points, step), when = there === at ? "" : ` ${t("at step {0}", there)}`;
+        const single = raw && points !== raw && this.#settings.raw && this.#settings.smoothing
+          ? ` · ${t("loss of the step")} ${short(nearest(raw, step)[1])}` : "";
+        words.push(make("span", `color:${colour}`, ` · ${name} ${short(value)}${when}${single}`));
+      }
+      const best = several ? null : run.saves.find((save) => save.best);
+      if (best) words.push(make("span", `color:${BRIGHT}`, ` · ${t("best {0}", best.step)}`));
+      const line = make("div");
+      line.append(...words);
+      return [line];
+    });
+    this.#words.replaceChildren(...(said.length ? said : [make("span", "", t("No step is finished yet."))]));
   }
 }

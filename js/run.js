@@ -1,56 +1,37 @@
 import { app } from "../../scripts/app.js";
-import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
+import { noticeButton, watch } from "./notice.js";
 import { WISHES, addressOf, ask, make, makeButton, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
-import { t, told } from "./words.js";
+import { download, fork, loadWorkflow, readRun, resume, titleOf, useLora } from "./saves.js";
+import { bytes, clock, day, inputWords, nodeTitle, t, told } from "./words.js";
 
 // One run in the tab "LoRA runs": its graph, samples, saves, settings and files, and what can be done with it.
-
-/** @param {ListedRun} run */
-export const titleOf = (run) => run.title || run.name || run.run;
-/** @param {number} seconds @param {Intl.DateTimeFormatOptions} [time] */
-export const day = (seconds, time = { timeStyle: "short" }) =>
-  new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", ...time });
-/** @param {string} name */
-export const setting = (name) => name.replaceAll(".", ".\u200b"); // lines may break after a dot
-/** @param {string} run @returns {Promise<Run | Failure>} */
-export const readRun = (run) => ask(addressOf(run));
-
-/** @param {number} count */
-export function bytes(count) {
-  const units = ["B", "kB", "MB", "GB"];
-  let unit = 0;
-  for (; count >= 1000 && unit < 3; unit++) count /= 1000;
-  return `${unit ? count.toFixed(1) : count} ${units[unit]}`;
-}
 
 // A value of a setting as people read it.
 /** @param {unknown} value */
 export function shown(value) {
   if (value === null || value === undefined) return "–";
+  if (typeof value === "boolean") return value ? t("on") : t("off");
   return typeof value === "number" ? String(Number(value.toPrecision(6))) : String(value);
 }
 
-// A table of rows of texts and elements; the first row is its head.
+// A table of rows of texts and elements.
 /** @param {(string | Node)[][]} rows */
-export function table([head, ...rows]) {
-  const made = make("table"), frame = make("div");
-  /** @param {(string | Node)[]} cells @param {"th" | "td"} kind */
-  const line = (cells, kind) => {
+function table(rows) {
+  const made = make("table");
+  /** @param {(string | Node)[]} cells */
+  const line = (cells) => {
     const row = make("tr");
     row.append(...cells.map((cell, i) => {
-      const place = make(i ? kind : "th");
+      const place = make(i ? "td" : "th");
       place.append(cell);
       return place;
     }));
     return row;
   };
-  if (head.length) made.append(line(head, "th"));
-  made.append(...rows.map((cells) => line(cells, "td")));
-  frame.className = "scroll";
-  frame.append(made);
-  return frame;
+  made.append(...rows.map(line));
+  return made;
 }
 
 /** @param {string} title @param {Node[]} content */
@@ -58,61 +39,6 @@ function fold(title, ...content) {
   const made = make("details");
   made.append(make("summary", "", title), ...content);
   return made;
-}
-
-// --- the workflow ----------------------------------------------------------------------------------------
-
-/** @param {Run} run */
-async function loadWorkflow(run) {
-  const { workflow, error } = await ask(`${addressOf(run.run)}/workflow`);
-  if (error) toast({ error });
-  else await app.loadGraphData(workflow, true, true, titleOf(run));
-  return !error;
-}
-
-// The Train LoRA of the open workflow that trains under a name, else its only one.
-/** @param {string | null} name */
-function findTrain(name) {
-  const graphs = [app.rootGraph ?? app.graph], found = [];
-  for (const graph of graphs)
-    for (const node of graph?.nodes ?? []) {
-      if (node.subgraph && !graphs.includes(node.subgraph)) graphs.push(node.subgraph);
-      if (node.comfyClass === "AtelierTrain") found.push(node);
-    }
-  const named = found.filter((node) => node.widgets?.find((widget) => widget.name === "name")?.value === name);
-  return named[0] ?? (found.length === 1 ? found[0] : null);
-}
-
-/** @param {GraphNode} node @param {string} name @param {string | number} value */
-function set(node, name, value) {
-  const widget = /** @type {Widget} */ (node.widgets.find((each) => each.name === name));
-  widget.value = value;
-  widget.callback?.(value);
-}
-
-/** @param {Run} run */
-async function resume(run) {
-  if (!run.workflow)
-    return toast({ error: t("This run keeps no workflow. Open the one that trained it, then press Run.") });
-  if (!(await loadWorkflow(run))) return;
-  const node = findTrain(run.name), how = node?.widgets.find((widget) => widget.name === "on_existing")?.value;
-  if (how === "train again" || how === "reuse") set(node, "on_existing", "resume");
-  toast({ said: run.status === "finished"
-    ? t("{0} is finished. Raise steps of Train LoRA, then press Run to train on.", titleOf(run))
-    : t("Press Run to resume {0} after step {1} of {2}.", titleOf(run), run.step, run.steps) });
-}
-
-/** @param {Run} run @param {number} step */
-async function fork(run, step) {
-  if (run.workflow && !(await loadWorkflow(run))) return;
-  const node = findTrain(run.name);
-  if (!node)
-    return toast({ error: t("The open workflow has no Train LoRA, or several. Open another one, then fork again.") });
-  set(node, "on_existing", "fork");
-  set(node, "on_existing.run", run.run);
-  set(node, "on_existing.step", step);
-  app.canvas.centerOnNode(node);
-  toast({ said: t("Train LoRA now forks from step {0}. Change the settings you like, then press Run.", step) });
 }
 
 // --- the page --------------------------------------------------------------------------------------------
@@ -133,6 +59,7 @@ export class RunPage {
   #rest = make("div");
   /** @type {Set<number>} */
   #chosen = new Set(); // steps of saves to delete
+  #all = false; // whether settings with their default are shown
 
   /** @param {HTMLElement} host @param {string} name @param {() => void} leave */
   constructor(host, name, leave) {
@@ -167,7 +94,8 @@ export class RunPage {
       levels: run.curves?.levels,
       saves: run.saves.map(({ step }) => ({ step, best: step === best })) }]);
     this.#samples.set(run.run, run.samples, run.prompts ?? []);
-    const { curves, step, sentence, loss, changed, size, ...slow } = run, shows = JSON.stringify(slow);
+    const { curves, step, sentence, loss, loss_words: _, seconds, changed, size, ...slow } = run;
+    const shows = JSON.stringify(slow);
     this.#drawHead(run);
     if (shows !== this.#shown) this.#drawRest(run);
     this.#shown = shows;
@@ -183,7 +111,9 @@ export class RunPage {
   /** @param {Run} run */
   #drawHead(run) {
     const title = make("h2", "", titleOf(run)), state = make("div", "", told(run.sentence)), bar = make("div");
-    state.className = `wrap status ${run.status}`;
+    const facts = make("div", "", [told(run.loss_words), validationOf(run)].filter(Boolean).join(" · "));
+    state.className = `wrap status ${run.failed ? "failed" : run.status}`;
+    facts.className = "wrap";
     bar.className = "bar";
     bar.style.marginTop = "8px";
     const sound = run.status !== "unreadable", idle = run.status !== "running";
@@ -193,17 +123,21 @@ export class RunPage {
       can(makeButton(t("Continue"), t("Load the workflow of this run, and say what to press"), () => resume(run)),
         sound && idle),
       can(makeButton(t("Workflow"), t("Load the workflow of this run"), () => loadWorkflow(run)), run.workflow),
-      can(makeButton(t("Export"), t("Download LoRA, settings and samples as a zip"), () => this.#export(run)),
+      can(makeButton(t("Export"), t("Download LoRA, settings and samples as a zip"), () => download(run)),
         run.saves.some((save) => save.lora)),
       can(makeButton(t("Rename"), t("Give this run another title"), () => this.#rename(run)), sound),
       can(makeButton(t("Delete"), t("Delete this run from the disk"), () => this.#delete(null)), idle),
     );
-    if (!idle) bar.prepend(...WISHES.map(([what, name, help]) =>
-      makeButton(name, help, () => this.#act("/atelier/runs/ask", { what }))));
+    if (!idle) {
+      watch(run.run, titleOf(run));
+      const tell = noticeButton();
+      bar.prepend(...WISHES.map(([what, name, help]) =>
+        makeButton(name, help, () => this.#act("/atelier/runs/ask", { what }))), ...(tell ? [tell] : []));
+    }
     /** @type {Element[]} */
     const before = [...this.#head.querySelectorAll("button")];
     const place = document.activeElement ? before.indexOf(document.activeElement) : -1;
-    this.#head.replaceChildren(title, state, bar);
+    this.#head.replaceChildren(title, state, facts, bar);
     if (place >= 0) bar.querySelectorAll("button")[place]?.focus();
   }
 
@@ -211,9 +145,8 @@ export class RunPage {
   #drawRest(run) {
     this.#rest.replaceChildren();
     if (run.status === "unreadable") return;
-    const settings = Object.entries(run.settings).map(([name, value]) => [setting(name), shown(value)]);
     this.#rest.append(make("h3", "", t("Saves")), this.#saves(run), make("h3", "", t("Trained on")), this.#origin(run),
-      fold(t("Settings"), table([[], ...settings])),
+      fold(t("Settings"), this.#settings(run)),
       fold(t("Files"), this.#files(run)));
   }
 
@@ -243,21 +176,21 @@ export class RunPage {
       const step = make("label", "white-space:nowrap");
       step.append(choose, ` ${save.step}`);
       if (save.step === run.best) notes.push(t("best"));
-      if (save.stays) notes.push(t("stays"));
+      if (save.stays) notes.push(t("is kept"));
       if (save.problem) notes.push(save.problem);
       const forks = makeButton(t("Fork"), t("Start a new run from this save"), () => fork(run, save.step));
-      const copies = makeButton(t("To LoRAs"), t("Copy the LoRA of this save into models/loras"),
-        () => this.#publish(run, save.step));
+      const copies = makeButton(t("Use this LoRA"), t("Copy the LoRA of this save into models/loras"),
+        async () => (await useLora(run, save.step)) && this.#read());
       const zips = makeButton(t("Zip"), t("Download this save's LoRA with settings and samples"),
-        () => this.#export(run, save.step));
+        () => download(run, save.step));
       acts.append(forks, copies, zips);
-      forks.disabled = Boolean(save.problem);
+      forks.disabled = Boolean(save.problem) || !save.resumes;
       copies.disabled = zips.disabled = !save.lora;
       const facts = [bytes(save.size), ...(save.written ? [day(save.written)] : []), ...notes], cell = make("div");
       cell.append(make("div", "", facts.join(" · ")), acts);
       return [step, cell];
     });
-    box.append(table([[], ...rows]), remove);
+    box.append(table(rows), remove);
     remove.style.marginTop = "6px";
     return box;
   }
@@ -270,13 +203,48 @@ export class RunPage {
       [t("pictures"), String(run.pictures ?? "–")],
       ...concepts.map(([name, folder]) => {
         const repeats = run.settings[name.replace("folder", "repeats")];
-        return [t("concept"), repeats ? t("{0}, {1} repeats", folder, repeats) : String(folder)];
+        return [t("concept"), Number(repeats) > 1 ? t("{0}, {1} repeats", folder, repeats) : String(folder)];
       }),
+      [t("rank"), String(run.rank ?? "–")],
       [t("begun"), day(run.created)],
+      ...(run.seconds === null ? [] : [[t("duration"), clock(run.seconds)]]),
       ...(run.begun_with
         ? [[t("started from"), t("step {0} of the run {1}", run.begun_with.step, run.begun_with.run)]] : []),
     ];
-    return table([[], ...rows]);
+    return table(rows);
+  }
+
+  // By their node, in its words; what has its default comes on request.
+  /** @param {Run} run */
+  #settings(run) {
+    const box = make("div"), label = make("label"), all = make("input");
+    Object.assign(all, { type: "checkbox", checked: this.#all });
+    label.append(all, ` ${t("also those with their default")}`);
+    const draw = () => {
+      const groups = run.nodes.flatMap(({ node, title, number, settings }) => {
+        /** @type {Map<string, [string, string]>} */
+        const lines = new Map(); // by the input: its tooltip, its value
+        for (const { name, input, words, changed } of settings) {
+          if (!changed && !this.#all) continue;
+          const { name: called, tooltip } = inputWords(node, input, words), before = lines.get(called);
+          lines.set(called, [tooltip, `${before ? `${before[1]}\n` : ""}${shown(run.settings[name])}`]);
+        }
+        const rows = [...lines].map(([name, [tooltip, value]]) => {
+          const term = make("span", "", name.replaceAll("_", "_\u200b")); // lines may break after it
+          term.title = tooltip;
+          return [term, make("span", "white-space:pre-wrap", value)];
+        });
+        return rows.length ? [make("h4", "", `${nodeTitle(node, title)} ${number}`), table(rows)] : [];
+      });
+      box.replaceChildren(label, ...(groups.length ? groups : [make("div", "", t("Every setting has its default."))]));
+    };
+    all.addEventListener("change", () => {
+      this.#all = all.checked;
+      draw();
+      all.focus();
+    });
+    draw();
+    return box;
   }
 
   /** @param {Run} run */
@@ -284,7 +252,7 @@ export class RunPage {
     const place = make("div", "", `output/atelier/runs/${run.run}`);
     place.className = "wrap dim";
     const box = make("div"), copies = run.published.map((name) => [t("copied to"), name]);
-    box.append(place, table([[], ...copies, ...run.files.map(({ name, size }) => [name, bytes(size)])]));
+    box.append(place, table([...copies, ...run.files.map(({ name, size }) => [name, bytes(size)])]));
     return box;
   }
 
@@ -299,40 +267,43 @@ export class RunPage {
     if (!(await this.#act("/atelier/runs/rename", { title })).error) await this.#read();
   }
 
-  /** @param {Run} run @param {number} step */
-  async #publish(run, step) {
-    const name = await app.extensionManager.dialog.prompt({
-      title: t("Copy to models/loras"),
-      message: t("The file's name; a / separates folders."),
-      defaultValue: `atelier/${run.name}-step-${step}`,
-    });
-    if (name && !(await this.#act("/atelier/runs/publish", { step, name })).error) await this.#read();
-  }
-
-  /** @param {Run} run @param {number | string} [step] */
-  async #export(run, step = "last") {
-    const response = await api.fetchApi(`${addressOf(run.run)}/export/${step}`);
-    if (!response.ok) return toast(await response.json());
-    const link = make("a"), named = /filename="(.+)"/.exec(response.headers.get("Content-Disposition") ?? "");
-    link.href = URL.createObjectURL(await response.blob());
-    link.download = named?.[1] ?? "run.zip";
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-  }
-
   /** @param {number[] | null} steps */
   async #delete(steps) {
-    const { question, bytes: agreed } = await this.#act("/atelier/runs/delete", { steps });
-    if (!question) return;
+    const asked = await this.#act("/atelier/runs/delete", { steps }), run = this.#run;
+    if (asked.bytes === undefined || !run) return;
     const yes = await app.extensionManager.dialog.confirm({
-      title: steps ? t("Delete saves?") : t("Delete this run?"), message: told(question), type: "delete",
+      title: steps ? t("Delete saves?") : t("Delete this run?"), message: question(run, steps, asked), type: "delete",
     });
     if (!yes) return;
-    const answer = await this.#act("/atelier/runs/delete", { steps, agreed });
-    if (answer.question) toast({ error: t("The run changed meanwhile. Press Delete again.") });
+    const answer = await this.#act("/atelier/runs/delete", { steps, agreed: asked.bytes });
+    if (answer.bytes !== undefined) toast({ error: t("The run changed meanwhile. Press Delete again.") });
     if (!answer.said) return;
     this.#chosen.clear();
     if (steps === null) this.#leave();
     else await this.#read();
   }
+}
+
+/** @param {ListedRun} run */
+export const validationOf = ({ validation }) =>
+  validation && t("validation {0} after step {1}", validation.loss?.toFixed(4) ?? t("not finite"), validation.step);
+
+// Whether to delete a run, or some of its saves, and what becomes of the rest.
+/**
+ * @param {Run} run @param {number[] | null} steps
+ * @param {{ bytes: number, kept: string[], newest: boolean, left: number | null }} asked
+ */
+function question(run, steps, { bytes: size, kept, newest, left }) {
+  const parts = [];
+  if (!steps)
+    parts.push(t("Delete the run {0}, begun {1}? That frees {2}.", titleOf(run), day(run.created), bytes(size)));
+  else if (steps.length === 1)
+    parts.push(t("Delete the save of step {0} of {1}? That frees {2}.", steps[0], titleOf(run), bytes(size)));
+  else parts.push(t("Delete {0} saves of {1}? That frees {2}.", steps.length, titleOf(run), bytes(size)));
+  if (steps && newest)
+    parts.push(left === null
+      ? t("The run can then no longer be resumed.") : t("The run then resumes after step {0}.", left));
+  if (kept.length) parts.push(t("Its copies are kept: {0}.", kept.join(", ")));
+  else if (!steps) parts.push(t("Its LoRA is in no other folder, and is lost."));
+  return parts.join(" ");
 }

@@ -1,20 +1,22 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { RunGraph } from "./graph.js";
+import { ComparedPage, MOST_COMPARED } from "./compared.js";
+import { watch } from "./notice.js";
 import { addressOf, ask, make, makeButton } from "./parts.js";
-import { RunPage, bytes, day, readRun, setting, shown, table, titleOf } from "./run.js";
-import { t, told } from "./words.js";
+import { RunPage, validationOf } from "./run.js";
+import { titleOf } from "./saves.js";
+import { onWish, takeWish } from "./tab.js";
+import { bytes, clock, day, t, told } from "./words.js";
 
 // The tab "LoRA runs": every run of this ComfyUI, one of them, or several over each other.
 
 const INTERVAL = 5000; // milliseconds from one look at the runs to the next, while the tab is open
-const MOST_COMPARED = 8;
-const COLOURS = ["rgb(255,176,66)", "rgb(96,180,255)", "rgb(126,211,120)", "rgb(240,120,150)",
-  "rgb(190,150,255)", "rgb(90,210,200)", "rgb(220,220,110)", "rgb(235,130,90)"];
 /** @param {number | null | undefined} value */
 const last = (value) => (value === null || value === undefined ? Infinity : value);
-/** @type {Record<ListedRun["status"], string>} */
+/** @param {ListedRun} run @returns {keyof typeof STATUS} */
+const stateOf = (run) => (run.failed ? "failed" : run.paused ? "paused" : run.status);
 const STATUS = {
+  failed: t("failed"), paused: t("paused"),
   running: t("running"), finished: t("finished"), stopped: t("stopped"), empty: t("empty"), unreadable: t("unreadable"),
 };
 /** @type {Record<string, [string, (one: ListedRun, other: ListedRun) => number]>} */
@@ -28,18 +30,11 @@ const ORDERS = {
   size: [t("largest"), (one, other) => other.size - one.size],
 };
 
-/** @param {ListedRun} run */
-function losses(run) {
-  const parts = [];
-  if (run.loss !== null) parts.push(t("loss {0}", run.loss.toPrecision(3)));
-  if (run.validation) parts.push(t("validation {0}", run.validation.loss?.toPrecision(3) ?? t("not finite")));
-  return parts.join(" · ");
-}
-
 class RunsTab {
   #box = make("div");
   #rows = make("div");
   #total = make("div");
+  #hint = make("div", "margin-bottom:6px"); // on what is chosen to be compared
   #search = make("input");
   #order = make("select");
   #compare = makeButton(t("Compare"), t("Show the chosen runs over each other, and what differs in their settings"),
@@ -59,6 +54,7 @@ class RunsTab {
   constructor(host) {
     this.#box.className = "atelier-runs";
     this.#total.className = "dim";
+    this.#hint.setAttribute("role", "status");
     this.#rows.setAttribute("role", "list");
     this.#rows.addEventListener("keydown", (event) => this.#walk(event));
     Object.assign(this.#search, { type: "search", placeholder: t("Search runs"), ariaLabel: t("Search runs") });
@@ -67,11 +63,25 @@ class RunsTab {
     this.#order.append(...Object.entries(ORDERS).map(([name, [words]]) => new Option(words, name)));
     this.#order.addEventListener("change", () => this.#draw());
     host.append(this.#box);
-    this.#showList();
+    if (!this.#follow()) this.#showList();
+    onWish(() => this.#follow());
+  }
+
+  // Show what somebody wishes to see, from elsewhere in the page.
+  #follow() {
+    const wish = takeWish();
+    if (!wish) return false;
+    if (!wish.compare) this.#showRun(wish.run);
+    else {
+      this.#chosen.add(wish.run);
+      this.#showList();
+    }
+    return true;
   }
 
   dispose() {
     clearInterval(this.#timer);
+    onWish(() => {});
     this.#page?.dispose();
     this.#box.remove();
   }
@@ -93,7 +103,7 @@ class RunsTab {
     const again = makeButton("⟳", t("Read the runs again"), () => this.#refresh());
     again.setAttribute("aria-label", t("Read the runs again"));
     bar.append(this.#search, this.#order, again, this.#compare);
-    this.#box.replaceChildren(bar, this.#total, this.#rows);
+    this.#box.replaceChildren(bar, this.#total, this.#hint, this.#rows);
     this.#refresh().then(() => {
       if (!run || this.#box.contains(document.activeElement)) return; // a person types in the search already
       this.#drawn.get(run)?.[1].querySelector("button")?.focus();
@@ -106,6 +116,7 @@ class RunsTab {
     else {
       this.#runs = answer.runs;
       this.#more = answer.more;
+      for (const run of this.#runs) if (run.status === "running") watch(run.run, titleOf(run));
       this.#draw();
     }
   }
@@ -113,7 +124,8 @@ class RunsTab {
   #draw() {
     const words = this.#search.value.toLowerCase().split(/\s+/);
     /** @param {ListedRun} run */
-    const text = (run) => [run.run, run.title, run.name, run.status, run.base_model].join(" ").toLowerCase();
+    const text = (run) =>
+      [run.run, run.title, run.name, stateOf(run), STATUS[stateOf(run)], run.base_model].join(" ").toLowerCase();
     const found = this.#runs.filter((run) => words.every((word) => text(run).includes(word)));
     const rows = found.sort(ORDERS[this.#order.value][1]).map((run) => this.#row(run));
     // To move an element takes the focus from it, so nothing moves that is in its place already.
@@ -135,6 +147,10 @@ class RunsTab {
     this.#total.style.marginBottom = "6px";
     this.#compare.disabled = this.#chosen.size < 2 || this.#chosen.size > MOST_COMPARED;
     this.#compare.textContent = this.#chosen.size > 1 ? t("Compare {0}", this.#chosen.size) : t("Compare");
+    const [first] = this.#runs.filter((run) => this.#chosen.has(run.run));
+    this.#hint.textContent = this.#chosen.size === 1 && first
+      ? t("Choose another run to compare with {0}.", titleOf(first))
+      : this.#chosen.size > MOST_COMPARED ? t("Choose at most {0} runs to compare.", MOST_COMPARED) : "";
   }
 
   /** @param {ListedRun} run */
@@ -153,11 +169,20 @@ class RunsTab {
     });
     words.className = "words";
     const at = run.steps === null ? [] : [t("step {0} of {1}", run.step, run.steps)];
-    const state = make("div", "", [STATUS[run.status], ...at].join(" · "));
-    const rest = make("div", "", `${bytes(run.size)} · ${day(run.changed, {})}`);
-    state.className = `status ${run.status}`;
-    rest.className = "dim";
-    words.append(make("b", "", titleOf(run)), state, make("div", "", losses(run) || told(run.sentence)), rest);
+    const state = make("div", "", [STATUS[stateOf(run)], ...at].join(" · "));
+    state.className = `status ${stateOf(run)}`;
+    const sound = run.status !== "unreadable";
+    const model = [run.base_model, run.rank === null ? null : t("rank {0}", run.rank), bytes(run.size)];
+    const took = run.seconds === null ? null : t("took {0}", clock(run.seconds));
+    const times = [sound ? day(run.created) : day(run.changed), took];
+    const losses = [told(run.loss_words), validationOf(run)];
+    const facts = [losses, model, times].map((each) => each.filter(Boolean).join(" · "));
+    if (!facts[0]) facts[0] = told(run.sentence);
+    words.append(make("b", "", titleOf(run)), state, ...facts.filter(Boolean).map((text, i) => {
+      const line = make("div", "", text);
+      line.className = i ? "dim" : "";
+      return line;
+    }));
     Object.assign(open, { type: "button", title: `${run.run}\n${told(run.sentence)}` });
     open.append(this.#picture(run), words);
     open.addEventListener("click", () => this.#showRun(run.run));
@@ -169,11 +194,12 @@ class RunsTab {
 
   /** @param {ListedRun} run */
   #picture(run) {
-    const none = make("div");
+    const none = make("div", "", [...titleOf(run)][0]?.toUpperCase() ?? ""), image = make("img");
     none.className = "none";
+    none.setAttribute("aria-hidden", "true");
     if (!run.thumbnail) return none;
-    const image = make("img");
-    Object.assign(image, { alt: "", loading: "lazy", src: api.apiURL(`${addressOf(run.run)}/thumbnail`) });
+    const src = api.apiURL(`${addressOf(run.run)}/thumbnail?of=${run.thumbnail}`); // another one has another address
+    Object.assign(image, { alt: "", loading: "lazy", src });
     image.addEventListener("error", () => image.replaceWith(none));
     return image;
   }
@@ -215,35 +241,11 @@ class RunsTab {
     this.#cover(new RunPage(host, name, () => this.#showList()), host, name);
   }
 
-  async #showCompared() {
-    const names = this.#runs.map((run) => run.run).filter((run) => this.#chosen.has(run));
-    const answers = await Promise.all(names.map(readRun));
-    const runs = answers.filter((run) => run.error === undefined);
-    if (this.#page) return; // another one was opened meanwhile
-    const host = make("div"), place = make("div"), graph = new RunGraph(place);
-    this.#cover({ dispose: () => graph.dispose() }, host);
-    graph.setRuns(runs.map((run, i) => ({
-      name: titleOf(run), colour: COLOURS[i % COLOURS.length], points: run.curves ?? {}, saves: [],
-    })));
-    host.append(place, make("h3", "", t("What differs")), differences(runs));
+  #showCompared() {
+    const names = this.#runs.map((run) => run.run).filter((run) => this.#chosen.has(run)), host = make("div");
+    const page = new ComparedPage(host, names);
+    this.#cover(page, host);
   }
-}
-
-// A table of the settings that are not the same in all runs.
-/** @param {Run[]} runs */
-function differences(runs) {
-  /** @type {Record<string, unknown>[]} */
-  const facts = runs.map((run) => ({ steps: run.steps, pictures: run.pictures, ...run.settings }));
-  const names = [...new Set(facts.flatMap(Object.keys))];
-  const differ = names.filter((name) => new Set(facts.map((fact) => JSON.stringify(fact[name] ?? null))).size > 1);
-  if (!differ.length) return make("div", "", t("Nothing: these runs have the same settings."));
-  const heads = runs.map((run, i) => {
-    const head = make("span", "", ""), swatch = make("span", `background:${COLOURS[i % COLOURS.length]}`);
-    swatch.className = "swatch";
-    head.append(swatch, titleOf(run));
-    return head;
-  });
-  return table([["", ...heads], ...differ.map((name) => [setting(name), ...facts.map((fact) => shown(fact[name]))])]);
 }
 
 app.registerExtension({

@@ -1,36 +1,36 @@
-import { api } from "../../scripts/api.js";
+import { address, openLarge } from "./large.js";
 import { make, makeButton } from "./parts.js";
 import { t } from "./words.js";
 
 // The pictures that a run drew, step by prompt: a strip on the node, and a large view; arrow keys lead through both.
 
-/** @typedef {{ name: string, step: number, prompt: number, weights: string }} Sample */
+/** @typedef {{ name: string, step: number, prompt: number, weights: string }} Sample prompt: counted from 0 */
 
 const NAME = /^step-(\d+)-(\d+)(-[a-z]+)?\.png$/; // as the run writes them: step, prompt, weights
 const THUMB = 64, MOST_STEPS = 60; // pixels; the newest steps
 /** @type {Record<string, [number, number]>} */
 const TURNS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
-// ComfyUI's own route for pictures of its output folder, where runs lie.
-/** @param {string} run @param {string} filename @param {string} [preview] */
-function address(run, filename, preview) {
-  const asked = { filename, subfolder: `atelier/runs/${run}/samples`, type: "output", ...(preview && { preview }) };
-  return api.apiURL(`/view?${new URLSearchParams(asked)}`);
+/** @param {string[]} files @returns {Sample[]} */
+export function samplesOf(files) {
+  const found = files.map((name) => NAME.exec(name)).filter((parts) => parts !== null);
+  return found.map(([name, step, prompt, weights = ""]) =>
+    ({ name, step: Number(step), prompt: Number(prompt) - 1, weights: weights.slice(1) }));
 }
 
 // Rows of prompts and columns of steps; a place without a picture is null.
 /** @param {string[]} files @returns {(Sample | null)[][]} */
 function table(files) {
-  const found = files.map((name) => NAME.exec(name)).filter((parts) => parts !== null);
-  const steps = [...new Set(found.map(([, step]) => Number(step)))].sort((a, b) => a - b).slice(-MOST_STEPS);
+  const found = samplesOf(files);
+  const steps = [...new Set(found.map(({ step }) => step))].sort((a, b) => a - b).slice(-MOST_STEPS);
   /** @type {Map<string, (Sample | null)[]>} */
   const rows = new Map();
-  for (const [name, step, prompt, weights = ""] of found) {
-    const column = steps.indexOf(Number(step)), key = `${weights}\n${prompt.padStart(4, "0")}`;
+  for (const sample of found) {
+    const column = steps.indexOf(sample.step), key = `${sample.weights}\n${String(sample.prompt).padStart(4, "0")}`;
     if (column < 0) continue;
     const row = rows.get(key) ?? steps.map(() => null);
     rows.set(key, row);
-    row[column] = { name, step: Number(step), prompt: Number(prompt) - 1, weights: weights.slice(1) };
+    row[column] = sample;
   }
   return [...rows].sort(([one], [other]) => (one < other ? -1 : 1)).map(([, row]) => row);
 }
@@ -123,38 +123,25 @@ export class SampleStrip {
 
   /** @param {number} row @param {number} column */
   #open(row, column) {
-    const view = make("dialog", "margin:auto;padding:12px;border:1px solid var(--border-color);border-radius:8px;" +
-      "background:var(--comfy-menu-bg);color:var(--input-text);max-width:95vw;max-height:95vh;outline:none");
-    view.className = "atelier-large";
-    const image = make("img", "display:block;max-width:90vw;max-height:80vh;min-width:min(512px,80vw);" +
-      "object-fit:contain");
-    const words = make("div", "font:13px sans-serif;margin-top:8px;overflow-wrap:anywhere;max-width:90vw");
     let at = { row, column };
-    /** @param {number} i @param {number} j */
-    const show = (i, j) => {
-      const sample = this.#rows[i][j];
-      if (!sample) return;
-      at = { row: i, column: j };
-      image.src = address(this.#run, sample.name);
-      image.alt = words.textContent = this.#words(sample);
-    };
-    show(row, column);
-    const close = makeButton(t("Close"), t("Close the large view"), () => view.close());
-    close.style.marginTop = "8px";
-    view.append(image, words, close);
-    view.addEventListener("keydown", (event) => {
-      event.stopPropagation(); // no shortcuts of the editor
-      this.#turn(event, at, show);
-    });
-    view.addEventListener("click", (event) => event.target === view && view.close());
-    view.addEventListener("close", () => {
-      view.remove();
-      this.#view = null;
-      this.#focus(at.row, at.column);
-    });
+    /** @param {Sample | null} sample @returns {import("./large.js").Picture[]} */
+    const shown = (sample) =>
+      sample ? [{ run: this.#run, file: sample.name, step: sample.step, words: this.#words(sample) }] : [];
     this.close();
-    document.body.append(view);
-    this.#view = view;
-    view.showModal();
+    this.#view = openLarge(shown(this.#rows[row][column]), {
+      turn: (event) => {
+        /** @type {import("./large.js").Picture[] | null} */
+        let next = null;
+        this.#turn(event, at, (i, j) => {
+          at = { row: i, column: j };
+          next = shown(this.#rows[i][j]);
+        });
+        return next;
+      },
+      closed: () => {
+        this.#view = null;
+        this.#focus(at.row, at.column);
+      },
+    });
   }
 }

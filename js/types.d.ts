@@ -165,15 +165,19 @@ interface ListedRun {
   status: "running" | "finished" | "stopped" | "empty" | "unreadable";
   sentence: string;
   failed?: boolean; // its last process ended by a failure, which the sentence tells
+  paused?: boolean; // a person paused it
   step: number | null;
   steps: number | null;
-  loss: number | null;
+  loss: number | null; // the mean that stands for the run, to order by
+  loss_words: string; // the same with its name, as `say` builds it
   validation: { step: number; loss: number | null } | null;
   size: number; // bytes
   created: number; // seconds since 1970, as all times
   changed: number;
   thumbnail: string | null;
   base_model: string | null;
+  rank: number | null;
+  seconds: number | null; // that processes worked on it
   workflow: boolean;
 }
 
@@ -183,6 +187,7 @@ interface Save {
   written: number | null;
   stays: boolean;
   lora: boolean;
+  resumes: boolean; // a run can resume from it, or be forked
   problem?: string | null;
 }
 
@@ -194,12 +199,21 @@ interface Run extends ListedRun {
   samples: string[];
   prompts: string[];
   notes: string[];
-  settings: Record<string, unknown>;
+  settings: Record<string, unknown>; // by their full names
+  nodes: NodeSettings[];
   files: { name: string; size: number }[];
   published: string[];
   pictures: number | null;
   begun_with: { step: number; run: string } | null;
   error?: undefined;
+}
+
+// The settings of one node, as trainer_core/runs/detail.py groups them.
+interface NodeSettings {
+  node: string; // its id, "" for none
+  title: string;
+  number: string; // of the concept or the like, "" if there is one at most
+  settings: { name: string; input: string; words: string; changed: boolean }[];
 }
 
 interface Failure {
