@@ -99,7 +99,7 @@ export class SampleStrip {
     const image = make("img", "width:100%;height:100%;object-fit:contain;border-radius:3px");
     const src = address(this.#run, sample.name, "webp;70");
     Object.assign(image, { src, alt: this.#words(sample), loading: "lazy" });
-    const step = make("span", "position:absolute;left:2px;bottom:1px;font:9px sans-serif;color:#fff;" +
+    const step = make("span", "position:absolute;left:2px;bottom:1px;font:10px sans-serif;color:#fff;" +
       "text-shadow:0 0 2px #000,0 0 3px #000", String(sample.step));
     button.append(image, step);
     return button;

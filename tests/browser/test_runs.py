@@ -190,6 +190,14 @@ def test_a_run_is_renamed_exported_published_continued_and_deleted(editor, runs:
     answer(f"tested/{name}")
     page.get_by_text(f"{name}.safetensors exists already; choose another name.").first.wait_for()
 
+    tab.get_by_role("button", name="Delete", exact=True).click()
+    asked = page.get_by_role("dialog").get_by_text("Delete the run My best moss, begun ")
+    asked.wait_for()
+    told = asked.inner_text()
+    assert "Its copies are kept: " in told and f"tested/{name}.safetensors" in told and "aaaa" not in told
+    page.get_by_role("dialog").get_by_role("button").filter(has_text="Cancel").click()
+    asked.wait_for(state="hidden")
+
     tab.get_by_role("button", name="Workflow").click()
     page.wait_for_function("() => window.app.graph.nodes.some(node => node.comfyClass === 'AtelierTrain')")
     tab.get_by_role("button", name="Continue").click()
@@ -203,7 +211,7 @@ def test_a_run_is_renamed_exported_published_continued_and_deleted(editor, runs:
     tab.get_by_role("button", name="Continue").click()
     page.get_by_text("This run keeps no workflow.").first.wait_for()
     tab.get_by_role("button", name="Delete", exact=True).click()
-    page.get_by_text("That frees").first.wait_for()
+    page.get_by_text("Its LoRA is in no other folder, and is lost.").first.wait_for()
     page.get_by_role("dialog").get_by_role("button").filter(has_text="Delete").click()
     page.wait_for_function("() => document.querySelectorAll('.atelier-runs .run').length === 2")
     assert not fern.path.exists() and moss.path.exists() and odd.path.exists()
