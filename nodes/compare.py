@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..trainer_core.common.wording import count
 from ..trainer_core.config import DatasetConfig
 from ..trainer_core.data.images import load_picture
 from ..trainer_core.lora_files.lora import Lora, metadata_of, read_lora
@@ -339,7 +340,9 @@ def check(columns: list[Column], rows: list[GridRow], choose: int) -> None:
             f"{MOST_PIXELS / 1e6:,.0f} fit; set fewer strengths, seeds or prompts, or a smaller width and height."
         )
     if choose > len(columns):
-        raise ValueError(f"choose of Compare LoRAs is {choose}, and there are {len(columns)} columns; set it lower.")
+        raise ValueError(
+            f"choose of Compare LoRAs is {choose}, and Compare LoRAs has {count(columns, 'column')}; set it lower."
+        )
 
 
 def like_what(pictures: Tensor | None, dataset: DatasetConfig | None, node: str) -> list[Tensor]:

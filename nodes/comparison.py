@@ -10,6 +10,7 @@ from statistics import fmean
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from ..trainer_core.common.wording import count
 from .comfyui.comparing import LIKE, Cell, Column
 from .plot import BRIGHT, DIM, GROUND, SMOOTH
 
@@ -91,7 +92,7 @@ def describe(
     wordless: likeness to prompts was asked for, and the vision model has no text side.
     """
     kept = sum(cell.kept for cell in cells)
-    lines = [f"{len(cells)} pictures: {len(cells) - kept} drawn, {kept} there already."]
+    lines = [f"{count(cells, 'picture')}: {len(cells) - kept} drawn, {kept} there already."]
     rows = len(cells) // len(columns)
     for number, column in enumerate(columns):
         own = scores[number * rows : (number + 1) * rows]

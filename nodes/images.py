@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ..trainer_core.common.wording import count as counted
 from ..trainer_core.config import MASK_SUFFIX, ConceptConfig, DatasetConfig, MaskConfig
 from ..trainer_core.config.forms import FORMS
 from ..trainer_core.config.rows import rows_of
@@ -106,8 +107,8 @@ def captions_of(captions: list[str], count: int) -> list[str]:
         return texts * count
     if len(texts) != count:
         raise ValueError(
-            f"Concept from Images has {count} pictures and {len(texts)} captions; set captions to one line for each "
-            "picture, or to a single line."
+            f"Concept from Images has {counted(count, 'picture')} and {counted(texts, 'caption')}; set captions to one "
+            "line for each picture, or to a single line."
         )
     return texts
 
@@ -120,8 +121,8 @@ def masks_of(masks: list[torch.Tensor], pictures: list[torch.Tensor]) -> list[to
         masks = masks * len(pictures)
     if len(masks) != len(pictures):
         raise ValueError(
-            f"Concept from Images has {len(pictures)} pictures and {len(masks)} masks; link one mask for each "
-            "picture, or a single one."
+            f"Concept from Images has {counted(pictures, 'picture')} and {counted(masks, 'mask')}; link one mask for "
+            "each picture, or a single one."
         )
     for number, (mask, picture) in enumerate(zip(masks, pictures, strict=True)):
         if mask.shape != picture.shape[:2]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..trainer_core.common.wording import count
 from ..trainer_core.lora_files.lora import metadata_of
 from ..trainer_core.runs.catalogue import describe_in_detail
 from .comfyui import folders
@@ -132,8 +133,8 @@ class AtelierSweepResults(Node):
         """Read the runs' logs."""
         if len(lora) != len(values):
             raise ValueError(
-                f"Sweep Results got {len(lora)} LoRAs and {len(values)} values; link LORA of the Train LoRA whose "
-                "setting the same Sweep gives."
+                f"Sweep Results got {count(lora, 'LoRA')} and {count(values, 'value')}; link LORA of the Train LoRA "
+                "whose setting the same Sweep gives."
             )
         outcomes = [outcome(value, metadata_of(each)) for value, each in zip(values, lora, strict=True)]
         best = best_of(outcomes)

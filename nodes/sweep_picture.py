@@ -8,6 +8,7 @@ from itertools import pairwise
 from PIL import Image, ImageDraw, ImageFont
 
 from ..trainer_core.common.smooth import smooth, window_of
+from ..trainer_core.common.wording import count
 from .plot import (
     BOTTOM,
     BRIGHT,
@@ -46,7 +47,7 @@ def draw_sweep(curves: Sequence[tuple[str, LossCurve]], best: int | None) -> Ima
         ]
         for one, other in pairwise(points):
             draw.line((*one, *other), fill=colours[number], width=4 if number == best else 2)
-    draw.text((LEFT, 12), f"loss of {len(curves)} runs, mean", fill=BRIGHT, font=large)
+    draw.text((LEFT, 12), f"loss of {count(curves, 'run')}, mean", fill=BRIGHT, font=large)
     legend = [
         (f"{value[:20]}{f' {curve[-1][1]:.4f}' if curve else ''}", colour)
         for (value, _), curve, colour in zip(curves, means, colours, strict=True)

@@ -18,7 +18,7 @@ from ...trainer_core.common.callbacks import Callbacks, StepReport
 from ...trainer_core.common.json_files import finite
 from ...trainer_core.common.remaining import Remaining
 from ...trainer_core.common.smooth import MEAN_OF, say_loss
-from ...trainer_core.common.wording import for_page, say
+from ...trainer_core.common.wording import count, for_page, say
 from . import shown
 from .server import announce_lora
 from .session import Buttons
@@ -198,7 +198,7 @@ class NodeProgress:
 
     def _validated(self, steps: int, loss: float) -> None:
         self._validation = loss
-        self._note(f"Validation loss after {steps} steps: {loss:.4f}")
+        self._note(f"Validation loss after {count(steps, 'step')}: {loss:.4f}")
 
     def _note(self, text: str) -> None:
         self.notes.append(text)

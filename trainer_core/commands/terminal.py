@@ -17,7 +17,7 @@ from ..common.callbacks import Callbacks, StepReport
 from ..common.json_files import finite
 from ..common.remaining import Remaining
 from ..common.smooth import MEAN_OF, say_loss
-from ..common.wording import printable
+from ..common.wording import count, printable
 from ..runs.folder import RunFolder, open_run
 
 PARTS = 100  # of a run: plain output has a line for each
@@ -136,10 +136,10 @@ class TerminalProgress:
 
     def _validated(self, steps: int, loss: float) -> None:
         self.screen.tell("validation", step=steps, loss=loss)
-        self.note(f"Validation loss after {steps} steps: {loss:.4f}")
+        self.note(f"Validation loss after {count(steps, 'step')}: {loss:.4f}")
 
     def _samples(self, steps: int, pictures: Sequence[Path]) -> None:
-        text = f"Samples after {steps} steps: {', '.join(map(str, pictures))}"
+        text = f"Samples after {count(steps, 'step')}: {', '.join(map(str, pictures))}"
         self.screen.tell("samples", text, step=steps, files=list(map(str, pictures)))
 
 

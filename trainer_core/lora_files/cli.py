@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..common.command_line import PROGRAM, comfyui_around, run_command
+from ..common.wording import count
 from ..models.weights_of_file import open_weights
 from .blocks import parse_rules, scale_blocks
 from .combine import METHODS, Summand, merge_loras
@@ -150,12 +151,17 @@ def merge_files(options: argparse.Namespace) -> int:
     """Write the merged LoRA."""
     strengths = options.strength or [1.0] * len(options.lora)
     if len(strengths) != len(options.lora):
-        raise ValueError(f"There are {len(options.lora)} LoRAs and {len(strengths)} numbers after --strength.")
+        raise ValueError(
+            f"After --strength {count(strengths, 'number stands', 'numbers stand')}, for "
+            f"{count(options.lora, 'LoRA')}; write one for each."
+        )
     read = [read_lora(path) for path in options.lora]
     summands = [Summand(file, strength) for (_, file), strength in zip(read, strengths, strict=True)]
     made = merge_loras(summands, options.method, rank=options.rank, density=options.density, seed=options.seed)
     settings = {"method": options.method, "loras": [file.name for _, file in read], "strengths": strengths}
-    said = f"{len(made.layers)} layers, {made.shared} of them in several LoRAs; {made.kept:.2%} of the change is kept."
+    said = (
+        f"{count(made.layers, 'layer')}, {made.shared} of them in several LoRAs; {made.kept:.2%} of the change is kept."
+    )
     return _write(options, read[0][0], made.layers, "merge", settings, said, model=options.model)
 
 
@@ -164,7 +170,7 @@ def filter_file(options: argparse.Namespace) -> int:
     lora, file = read_lora(options.lora)
     kept, factors = scale_blocks(file, parse_rules(options.rules), rest=options.rest)
     settings = {"rules": options.rules, "rest": options.rest}
-    said = f"{len(kept.layers)} of {len(factors)} layers are kept."
+    said = f"{len(kept.layers)} of {count(factors, 'layer')} kept."
     return _write(options, lora, kept.layers.values(), "blocks", settings, said, model=options.model)
 
 

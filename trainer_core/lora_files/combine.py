@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..common.cancel import look
 from ..common.rng import generator
+from ..common.wording import count
 from ..config import node, setting
 from ..networks.layers.form import LowRank
 from ..networks.layers.svd import largest_singular
@@ -113,8 +114,8 @@ def _layers_by_name(
     unequal = [name for name in several if len({_sides(layer) for layer, *_ in layers_by_name[name]}) > 1]
     if unequal:
         raise ValueError(
-            f"{len(unequal)} layers have other shapes in these LoRAs ({list_some(unequal)}). Choose LoRAs for the same "
-            "model."
+            f"{count(unequal, 'layer has', 'layers have')} other shapes in these LoRAs ({list_some(unequal)}). "
+            "Choose LoRAs for the same model."
         )
     return layers_by_name
 

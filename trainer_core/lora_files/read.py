@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..common.json_files import parse_json, read_json
+from ..common.wording import count
 from ..models.files.safetensors_file import FileHeader, opened, read_header, read_whole
 from .formats import DORA, KINDS, FileLayer, group_tensors, layer_kind
 
@@ -81,8 +82,8 @@ def parse_lora(
         raise ValueError(f"{name} is no LoRA ({first}); choose a LoRA file.")
     if unknown:
         raise ValueError(
-            f"{name} holds {len(unknown)} tensors of an unknown kind ({list_some(unknown)}); use one of these kinds: "
-            f"{', '.join((*KINDS, DORA))}."
+            f"{name} holds {count(unknown, 'tensor')} of an unknown kind ({list_some(unknown)}); use one of these "
+            f"kinds: {', '.join((*KINDS, DORA))}."
         )
     alphas, layers = _alphas_by_model(settings, name), {}
     for layer, parts in grouped.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from ..common.wording import count
 from ..config import LoraConfig
 from ..config.base import LONGEST_TEXT
 from ..models.base import BASE, BaseModel
@@ -36,8 +37,8 @@ def numbers_by_block(base: BaseModel, config: LoraConfig, setting: str) -> dict[
 def remarks_on_blocks(base: BaseModel, config: LoraConfig) -> list[str]:
     """Warn of lists of a wrong length that count for every block."""
     return [
-        f"{setting} has {len(values)} numbers where this model has {len(base.layers.blocks)} blocks; as they are all "
-        f"equal, {values[0]:g} counts for every block."
+        f"{setting} has {count(values, 'number')} where this model has {count(base.layers.blocks, 'block')}; as they "
+        f"are all equal, {values[0]:g} counts for every block."
         for setting in NUMBERS
         if (values := getattr(config, setting)) and len(values) not in map(len, base.layers.layouts(setting))
     ]

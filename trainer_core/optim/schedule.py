@@ -69,7 +69,11 @@ def check_length(steps: int, config: SchedulerConfig) -> None:
     """Raise ValueError for a curve that does not fit a run of `steps`, or that is 0 for its remaining steps."""
     length, warmup = config.planned_steps or steps, warmup_steps(steps, config)
     if warmup >= min(length, steps):
-        asked = f"{config.warmup_steps} percent, {warmup} steps" if config.warmup_unit == "percent" else str(warmup)
+        asked = (
+            f"{config.warmup_steps} percent, {count(warmup, 'step')}"
+            if config.warmup_unit == "percent"
+            else str(warmup)
+        )
         of = f"the run has {count(steps, 'step')}" if steps <= length else f"planned_steps is {length}"
         raise ValueError(f"warmup_steps is {asked}, and {of}; set {setting('scheduler.warmup_steps')} below that.")
     if config.name == "rex_restarts":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.command_line import PROGRAM, comfyui_around, run_command
-from ..common.wording import bytes_of
+from ..common.wording import bytes_of, count
 from .catalogue import describe, list_runs, published_files, run_paths
 from .choose import finished_checkpoint
 from .clean import Clearable, clear, clearable, delete_run, old_leftovers
@@ -107,7 +107,7 @@ def list_all(options: argparse.Namespace) -> int:
         if run["status"] == "unreadable":
             tell(f"{run['run']}: {run['sentence']}")
     total, less = (bytes_of(sum(run[name] for run in runs)) for name in ("size", "clearable"))
-    tell(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {total}; clean would free {less}.")
+    tell(f"{count(runs, 'run')}, {total}; clean would free {less}.")
     return 0
 
 

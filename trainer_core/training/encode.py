@@ -166,8 +166,8 @@ def _encode_pictures(work: EncodingContext, missing: Mapping[str, tuple[Coloured
     if on_cpu:
         work.note_once(
             "room",
-            f"{on_cpu} of {len(missing)} pictures were encoded on the CPU, as the GPU had no room for the VAE's work. "
-            f"To halve that memory set {setting('base_model.vae_precision')} to bfloat16.",
+            f"{count(on_cpu, 'picture was', 'pictures were')} encoded on the CPU, as the GPU had no room for the VAE's "
+            f"work. To halve that memory set {setting('base_model.vae_precision')} to bfloat16.",
         )
     if overflowed:
         some = count(overflowed, "picture", "pictures")

@@ -19,7 +19,8 @@ from ..controls import Control, control_folders
 from ..images import PACKAGES, picture_extensions, strict_decoding
 from ..looks import Look
 from ..masks import mask_endings, mask_folder
-from .captions import TEXT_EXTENSIONS, read_captions
+from .caption_tables import TABLES
+from .captions import TEXT_EXTENSIONS, captions_beside, read_captions
 from .control_files import read_controls
 from .folder import (
     ELSEWHERE,
@@ -38,8 +39,6 @@ from .mask_files import read_masks
 from .pictures import UNREADABLE_EXTENSIONS, examine_pictures, nothing_found, pictures_among
 from .report import FileOutcome, Report
 
-TABLES = (".json", ".jsonl", ".csv", ".tsv")
-
 __all__ = [
     "PLACE",
     "File",
@@ -51,6 +50,7 @@ __all__ = [
     "file_at",
     "fingerprint",
     "folder_repeats",
+    "glance",
     "list_files",
     "manifest_digest",
     "manifest_parts",
@@ -60,6 +60,9 @@ __all__ = [
     "resolve_folder",
     "scan",
 ]
+
+
+NOWHERE: tuple[Path, list[File], list[File]] = (Path(), [], [])  # without pictures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,27 +152,46 @@ def _describe_leaks(pictures: list[Picture], dataset: DatasetConfig) -> list[str
     ]
 
 
-def _read_concept(number: int, report: Report, index: Index, callbacks: Callbacks) -> list[Picture]:
-    """Read one concept's pictures; pictures with a problem are left out and reported."""
+def glance(concept: ConceptConfig, access: Access = ANYWHERE) -> tuple[int, int]:
+    """Count a concept's pictures, and those of them without a caption, by their names; nothing is decoded.
+
+    Only a file that holds all captions is read. Raises the ValueError of a scan for a folder that it could not use.
+    """
+    report = Report(concept=concept, access=access)
+    folder, files, found = _find_pictures(0, report)
+    if report.errors:
+        raise ValueError(printable(" ".join(report.errors)))
+    captions = concept.captions.replace(missing="error")
+    if captions.source == "text_file":
+        return len(found), sum(text is None for text in captions_beside(found, files, captions).values())
+    report.concept = concept.replace(captions=captions, on_problem="leave_out")
+    lines = read_captions(folder, found, files, report)
+    if report.errors:
+        raise ValueError(printable(" ".join(report.errors)))
+    return len(found), len(found) - len(lines)
+
+
+def _find_pictures(number: int, report: Report) -> tuple[Path, list[File], list[File]]:
+    """List a concept's folder, its files, and the pictures among them; without any the report has an error."""
     concept = report.concept
     if not concept.folder.strip():
         report.errors.append(
             f"Concept {number + 1} has no folder; set its {setting('concepts.folder')} to its pictures."
         )
-        return []
+        return NOWHERE
     folder = resolve_folder(concept.folder)
     if not report.access.allows(folder):
         report.errors.append(refused(folder, setting("concepts.folder")))
-        return []
+        return NOWHERE
     if not os.path.isdir(folder):
         kind = "is a file" if os.path.exists(folder) else "does not exist"
         report.errors.append(f"The folder {folder} {kind}; check {setting('concepts.folder')}.")
-        return []
+        return NOWHERE
     try:
         files = list_files(folder, concept.recursive, report.access)
     except OSError as error:
         report.errors.append(unlisted(error))
-        return []
+        return NOWHERE
     for file in files:
         report.outcomes[file.name] = ("not used", file.ignored or "not a picture")
     kinds = {*picture_extensions(), *map(str.lower, concept.captions.extensions), *([""] if concept.recursive else [])}
@@ -182,6 +204,15 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
     if not found:
         if not report.errors:
             report.errors.append(nothing_found(folder, files, report))
+        return NOWHERE
+    return folder, files, found
+
+
+def _read_concept(number: int, report: Report, index: Index, callbacks: Callbacks) -> list[Picture]:
+    """Read one concept's pictures; pictures with a problem are left out and reported."""
+    concept = report.concept
+    folder, files, found = _find_pictures(number, report)
+    if not found:
         return []
     facts, digests = examine_pictures(folder, found, report, index, callbacks)
     # If problems stop the run, report all of them at once, also the captions of broken pictures.

@@ -25,6 +25,7 @@ from .caption_files import (
     choose_lines,
     decode,
     read_bytes,
+    read_text,
 )
 
 TABLE_LIMIT = 2**27  # maximum bytes of a table, and characters of all its captions
@@ -39,6 +40,7 @@ TABLE_NAMES = (  # in order of preference: Hugging Face, plain, then sd-scripts'
     *("captions.jsonl", "captions.json", "captions.csv", "captions.tsv"),
     *("meta_lat.json", "meta_clean.json", "meta_cap_dd.json", "meta_cap.json"),
 )
+TABLES = (".json", ".jsonl", ".csv", ".tsv")
 FILE_COLUMNS = ("file_name", "file", "image", "filename", "path")  # the first present one counts
 TEXT_COLUMNS = ("text", "caption", "prompt")  # the first present one counts; `tags` are appended to it
 
@@ -57,6 +59,16 @@ def find_table(files: Iterable[str]) -> str | None:
     """Find the caption table among names relative to a folder: the first of TABLE_NAMES, in any case."""
     found = {name.lower(): name for name in sorted(files, reverse=True)}
     return next((found[name] for name in TABLE_NAMES if name in found), None)
+
+
+def read_caption(path: Path, encoding: str, mode: LineChoice) -> tuple[str, ...]:
+    """Read the caption file of one picture: lines of text, or in .json a row of a table; raises ValueError, OSError."""
+    text = read_text(path, encoding)
+    if path.suffix.lower() != ".json":
+        return caption_lines(text, mode, path)
+    content = _parse_json(str(path), text)
+    lines = _row_lines(str(path), _lower_keys(content)) if isinstance(content, dict) else _texts(str(path), content)
+    return choose_lines(lines, mode, path)
 
 
 def read_table(path: Path, encoding: str = "auto") -> dict[str, tuple[str, ...]]:

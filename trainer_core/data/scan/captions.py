@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from ...common.cancel import look
@@ -13,7 +14,7 @@ from ...common.wording import count, names
 from ...config import CaptionConfig, setting
 from ..captions import has_wildcards
 from .caption_files import caption_lines, choose_lines, read_text
-from .caption_tables import find_table, read_table, table_captions
+from .caption_tables import TABLE_NAMES, TABLES, find_table, read_caption, read_table, table_captions
 from .folder import File, numbered, refused, same_name
 from .report import Report
 
@@ -48,30 +49,33 @@ def _names_as_captions(folder: Path, texts: dict[str, str], report: Report) -> L
     return {name: (text,) for name, text in texts.items() if name not in odd}
 
 
-def _texts_beside(folder: Path, found: list[File], files: list[File], report: Report) -> Lines:
-    """Read the text file beside each picture: the first extension that exists."""
-    captions = report.concept.captions
+def captions_beside(found: list[File], files: list[File], captions: CaptionConfig) -> dict[File, File | None]:
+    """Find the text file beside each picture: the first extension that exists."""
     exact = {file.stem + file.extension: file for file in files}
     alike = {same_name(file.name): file for file in files}
+    extensions = list(map(str.lower, captions.extensions))
+
+    def beside(file: File) -> Iterator[File | None]:
+        for extension in extensions:
+            yield exact.get(file.stem + extension) or alike.get(same_name(file.stem + extension))
+
+    return {file: next(filter(None, beside(file)), None) for file in found}
+
+
+def _texts_beside(folder: Path, found: list[File], files: list[File], report: Report) -> Lines:
+    """Read the text file beside each picture."""
+    captions = report.concept.captions
     lines: Lines = {}
     missing: list[str] = []
     broken: dict[str, str] = {}
     used: dict[str, list[str]] = {}
-    for file in found:
+    for file, text in captions_beside(found, files, captions).items():
         look()
-        text = next(
-            (
-                text
-                for extension in map(str.lower, captions.extensions)
-                if (text := exact.get(file.stem + extension) or alike.get(same_name(file.stem + extension)))
-            ),
-            None,
-        )
         if text is None:
             missing.append(file.name)
             continue
         try:
-            lines[file.name] = caption_lines(read_text(text.path, captions.encoding), captions.lines, text.path)
+            lines[file.name] = read_caption(text.path, captions.encoding, captions.lines)
         except (ValueError, OSError) as error:
             broken[file.name] = _complaint(text.path, error).rstrip(".")
             continue
@@ -84,13 +88,13 @@ def _texts_beside(folder: Path, found: list[File], files: list[File], report: Re
         report.problem(broken, "its caption cannot be read", sentence)
     if len(captions.extensions) > 1 and used:
         kinds = Counter(Path(name).suffix.lower() for name in used)
-        report.notes.append(f"Captions come from {', '.join(f'{n} {kind} files' for kind, n in kinds.items())}.")
+        report.notes.append(f"Captions come from {', '.join(count(n, f'{kind} file') for kind, n in kinds.items())}.")
     shared = [f"{name} ({', '.join(pictures)})" for name, pictures in used.items() if len(pictures) > 1]
     if shared:
         some = count(shared, "caption file belongs", "caption files belong")
         report.notes.append(f"{some} to several pictures of the same name: {names(shared)}.")
     _remark(lines, captions, report)
-    return lines | _missing(folder, missing, len(found), _hint(files, captions), report)
+    return lines | _missing(folder, missing, len(found), _hint(found, files, captions), report)
 
 
 def _texts_in_one_file(folder: Path, found: list[File], files: list[File], report: Report) -> Lines:
@@ -124,6 +128,8 @@ def _texts_in_one_file(folder: Path, found: list[File], files: list[File], repor
 def _same_for_all(path: Path, found: list[File], report: Report) -> Lines:
     """Read the lines of one file for all pictures; raises ValueError and OSError."""
     captions = report.concept.captions
+    if path.suffix.lower() in (".json", ".jsonl"):
+        raise ValueError(f"{path} is a table of captions; set {setting('captions.source')} to table.")
     same = caption_lines(read_text(path, captions.encoding), captions.lines, path)
     if not same:
         raise ValueError(f"The caption file {path} is empty; write one caption per line.")
@@ -169,14 +175,20 @@ def _remark(lines: Lines, captions: CaptionConfig, report: Report) -> None:
         report.notes.append(f"{some} {{a|b}}, which is not replaced because wildcards is off: {names(wild)}.")
 
 
-def _hint(files: list[File], captions: CaptionConfig) -> str:
-    """Mention text files with another extension in the folder."""
-    kinds = Counter(file.extension for file in files)
+def _hint(found: list[File], files: list[File], captions: CaptionConfig) -> str:
+    """Mention captions in the folder that another setting reads: files with another extension, or a table."""
+    stems = {same_name(file.stem) for file in found}
+    tables = [file.name for file in files if file.extension in TABLES and same_name(file.stem) not in stems]
+    kinds = Counter(file.extension for file in files if file.name not in tables)
     others = [kind for kind in TEXT_EXTENSIONS if kinds[kind] and kind not in map(str.lower, captions.extensions)]
-    if not others:
+    if others:
+        there = "is 1 {} file" if kinds[others[0]] == 1 else f"are {kinds[others[0]]} {{}} files"
+        return f", but there {there.format(others[0])} (set {setting('captions.extensions')} to {others[0]})"
+    if not tables:
         return ""
-    there = "is 1 {} file" if kinds[others[0]] == 1 else f"are {kinds[others[0]]} {{}} files"
-    return f", but there {there.format(others[0])} (set {setting('captions.extensions')} to {others[0]})"
+    name = find_table(tables) or tables[0]
+    file = "" if name.lower() in TABLE_NAMES else f" and {setting('captions.file')} to {name}"
+    return f", but there is the table {name} (set {setting('captions.source')} to table{file})"
 
 
 def _missing(folder: Path, missing: list[str], total: int, hint: str, report: Report) -> Lines:

@@ -143,7 +143,7 @@ def nothing_found(folder: Path, files: list[File], report: Report) -> str:
     kinds: dict[str, int] = {}
     for file in files:
         kinds[file.extension or "nameless"] = kinds.get(file.extension or "nameless", 0) + 1
-    parts = [f"{number} {kind} file{'' if number == 1 else 's'}" for kind, number in kinds.items()]
+    parts = [count(number, f"{kind} file") for kind, number in kinds.items()]
     parts += [f"{masks} of them masks by their names"] if masks else []
     try:
         folders = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
@@ -153,4 +153,6 @@ def nothing_found(folder: Path, files: list[File], report: Report) -> str:
     remedy = "put pictures (PNG, JPEG, WebP ...) there, or choose another folder"
     if folders and not concept.recursive:
         remedy = f"set {setting('concepts.recursive')} to on, or choose another folder"
-    return f"The folder {folder} has no picture, but {', '.join(parts) or 'nothing'}; {remedy}."
+    if not parts:
+        return f"The folder {folder} is empty; {remedy}."
+    return f"The folder {folder} has no picture, but {', '.join(parts)}; {remedy}."

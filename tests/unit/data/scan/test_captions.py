@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from scan_folder import draw, read, table_folder
 
-from lora_atelier.trainer_core.config import CaptionConfig
+from lora_atelier.trainer_core.common.access import access_to
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig
+from lora_atelier.trainer_core.data.scan import glance, scan
 
 
 def test_captions_have_their_lines_as_the_concept_says(tmp_path: Path) -> None:
@@ -63,6 +65,77 @@ def test_other_text_files_are_pointed_out(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"1 \.caption file.*set caption_extension of Captions to \.caption"):
         read(tmp_path)
     assert read(tmp_path, captions=CaptionConfig(extensions=(".caption",))).pictures[0].lines == ("here",)
+
+
+def test_a_json_file_beside_a_picture_is_read_as_a_row_of_a_table(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", caption=None)
+    (tmp_path / "a.json").write_text('{"caption": "a cat", "tags": ["red", "small"]}')
+    with pytest.raises(ValueError, match=r"1 \.json file.*set caption_extension of Captions to \.json"):
+        read(tmp_path)
+    captions = CaptionConfig(extensions=(".json",))
+    assert read(tmp_path, captions=captions).pictures[0].lines == ("a cat, red, small",)
+    (tmp_path / "a.json").write_text('"a dog"')
+    assert read(tmp_path, captions=captions).pictures[0].lines == ("a dog",)
+    (tmp_path / "a.json").write_text("{a cat")
+    with pytest.raises(ValueError, match=r"a\.json is not JSON from column 2 on"):
+        read(tmp_path, captions=captions)
+    (tmp_path / "a.json").write_text('{"score": 1}')
+    with pytest.raises(ValueError, match=r"a\.json: no caption; add one of text"):
+        read(tmp_path, captions=captions)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("pictures.json", "captions_from of Concept Dataset to table and caption_file of Concept Dataset to pictures"),
+        ("meta_cap.json", r"captions_from of Concept Dataset to table\)"),
+    ],
+)
+def test_the_hint_leads_a_table_to_what_reads_it(tmp_path: Path, name: str, remedy: str) -> None:
+    draw(tmp_path / "a.png", caption=None)
+    (tmp_path / name).write_text('{"a": {"caption": "a cat"}}')
+    with pytest.raises(ValueError, match=rf"but there is the table {name} \(set {remedy}"):
+        read(tmp_path)
+    file = name if name.startswith("pictures") else ""
+    assert read(tmp_path, captions=CaptionConfig(source="table", file=file)).pictures[0].lines == ("a cat",)
+    with pytest.raises(ValueError, match=rf"{name} is a table of captions; set captions_from .* to table\."):
+        read(tmp_path, captions=CaptionConfig(source="one_file", file=name))
+
+
+def test_an_empty_folder_is_called_empty(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^The folder .* is empty; put pictures"):
+        read(tmp_path)
+
+
+def test_a_glance_counts_pictures_and_captions(tmp_path: Path) -> None:
+    for i in range(3):
+        draw(tmp_path / f"{i}.png", (i, 0, 0), caption="one" if i else None)
+    concept = ConceptConfig(folder=str(tmp_path))
+    assert glance(concept) == (3, 1)
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "0.png", "text": "a"}\n')
+    assert glance(concept.replace(captions=CaptionConfig(source="table"))) == (3, 2)
+    assert glance(concept.replace(captions=CaptionConfig(source="file_name"))) == (3, 0)
+    for wrong in (concept.replace(folder=str(tmp_path / "gone")), concept.replace(folder="")):
+        with pytest.raises(ValueError) as seen:
+            scan(DatasetConfig(concepts=(wrong,)))
+        with pytest.raises(ValueError) as told:
+            glance(wrong)
+        assert str(told.value) == str(seen.value)
+    with pytest.raises(ValueError, match="is empty"):
+        (tmp_path / "new").mkdir()
+        glance(concept.replace(folder=str(tmp_path / "new")))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with pytest.raises(ValueError, match="outside the folders that may be read"):
+        glance(concept, access_to([elsewhere]))
+
+
+def test_a_glance_at_very_many_files_reads_none_of_them(tmp_path: Path, monkeypatch) -> None:
+    for i in range(2000):
+        (tmp_path / f"{i}.png").touch()
+        (tmp_path / f"{i}.txt").touch()
+    monkeypatch.setattr(Path, "open", lambda *_, **__: pytest.fail("a file is opened"))
+    assert glance(ConceptConfig(folder=str(tmp_path))) == (2000, 0)
 
 
 def test_an_undecodable_caption_is_named(tmp_path: Path) -> None:
@@ -158,7 +231,7 @@ def test_several_endings_are_tried_in_order_and_counted(tmp_path: Path) -> None:
             (tmp_path / f"{i}{ending}").write_text(ending)
     manifest = read(tmp_path, captions=CaptionConfig(extensions=(".txt", ".caption")))
     assert [p.lines for p in manifest.pictures] == [(".txt",), (".txt",), (".caption",), (".TXT",)]
-    assert "Captions come from 3 .txt files, 1 .caption files." in manifest.notes
+    assert "Captions come from 3 .txt files, 1 .caption file." in manifest.notes
     assert {f.name: f.outcome for f in manifest.outcomes}["1.caption"] == "not used"
     turned = read(tmp_path, captions=CaptionConfig(extensions=(".caption", ".txt")))
     assert [p.lines for p in turned.pictures] == [(".txt",), (".caption",), (".caption",), (".TXT",)]
