@@ -43,6 +43,22 @@ export function isLinked(node, name) {
   return slot >= 0 && node.isInputConnected(slot);
 }
 
+/** @type {WeakSet<GraphNode>} */
+const whole = new WeakSet();
+
+// The editor of ComfyUI 0.30 writes values by the place of their widget, with a hole for one of ours before others, and
+// reads them without holes. Filtering leaves holes out.
+/** @param {GraphNode} node */
+export function withoutHoles(node) {
+  if (whole.has(node)) return;
+  whole.add(node);
+  const onSerialize = node.onSerialize;
+  node.onSerialize = function (data) {
+    data.widgets_values = data.widgets_values?.filter(() => true);
+    return onSerialize?.call(this, data);
+  };
+}
+
 const DEEPEST = 16; // subgraphs within each other
 
 // Every node of the open workflow: its id in the prompt ("12:3" is number 3 in the subgraph that node 12 stands for), the
@@ -68,23 +84,12 @@ export function nodeOf(id) {
   return node;
 }
 
-/** @type {WeakSet<GraphNode>} */
-const whole = new WeakSet();
-
 // Put a node's newest widget, which is no part of its values, before the others.
 /** @param {GraphNode} node */
 export function putFirst(node) {
   const { widgets } = node;
   widgets.splice(0, 0, ...widgets.splice(-1));
-  if (whole.has(node)) return;
-  whole.add(node);
-  // The editor of ComfyUI 0.30 writes values by the place of their widget, with a hole for the first, and reads them
-  // without holes. Filtering leaves holes out.
-  const { onSerialize } = node;
-  node.onSerialize = function (data) {
-    data.widgets_values = data.widgets_values?.filter(() => true);
-    return onSerialize?.call(this, data);
-  };
+  withoutHoles(node);
 }
 
 // Nodes 2.0 of newer editors goes on showing the element of a node as it was before an undo made the node anew.

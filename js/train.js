@@ -2,7 +2,8 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
 import { failureOf, failureOfRun, linked, onFailures } from "./failures.js";
-import { RED, WISHES, addressOf, ask, isLinked, make, makeButton, nodeOf, nodes, putFirst, toast } from "./parts.js";
+import { Filling } from "./filling.js";
+import { RED, WISHES, addressOf, ask, make, makeButton, nodes, putFirst, takePlace, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
 import { t, told } from "./words.js";
 
@@ -11,16 +12,6 @@ import { t, told } from "./words.js";
 // Of a run that another process trains no event tells: while the page is seen, it looks at that run's folder.
 
 /** @typedef {import("./parts.js").Found} Found */
-/**
- * @typedef {object} Guess
- * @property {string} setting
- * @property {string | number} value
- * @property {string} reason
- * @property {boolean} taken
- * @property {string | null} node its id, where it is linked
- * @property {string} widget
- * @property {string} where the name of the node
- */
 
 const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
 const FRESH = 2000; // steps that events may add before the server is asked for a thinned curve again
@@ -57,7 +48,6 @@ class View {
     done: make("div", "height:100%;width:0;border-radius:2px;background:var(--p-primary-color, #5b9bd5)"),
     bar: make("div", "height:4px;border-radius:2px;background:var(--border-color);display:none"),
     buttons: make("div", "display:flex;flex-wrap:wrap;gap:4px;width:100%"),
-    guesses: make("div", "font:11px/15px sans-serif;display:none;user-select:text;overflow-wrap:anywhere"),
     command: make("div", "font:12px sans-serif;display:none;overflow-wrap:anywhere"),
     graph: make("div", "display:none"),
     samples: make("div"),
@@ -74,24 +64,23 @@ class View {
   #buttons = [];
   #go = makeButton(t("Continue"), t("Queue this workflow again; the run goes on from its last save."), () =>
     app.queuePrompt(0, 1));
-  #guess = makeButton(t("Guess settings"), t("Set resolution, batch, steps, rank and learning rate by the pictures, the " +
-    "model and the free memory, with the reasons."), () => this.#takeGuess());
   #copy = makeButton(t("Copy command"), t("Copy the line that trains this run in a shell; it then shows here."), () =>
     this.#copyCommand());
   /** @type {RunGraph | null} */
   #graph = null;
   #samples = new SampleStrip(this.#parts.samples);
+  #filling;
 
   /** @param {GraphNode} node */
   constructor(node) {
     this.#node = node;
+    this.#filling = new Filling(node);
     const outer = this.#outer, inner = this.#inner;
-    const { status, details, done, bar, buttons, command, guesses, graph, samples, notes } = this.#parts;
+    const { status, details, done, bar, buttons, command, graph, samples, notes } = this.#parts;
     outer.className = "atelier-train";
     status.className = "atelier-status";
     status.setAttribute("role", "status");
     notes.className = "atelier-notes";
-    guesses.className = "atelier-guesses";
     command.className = "atelier-command";
     command.setAttribute("role", "status");
     bar.append(done);
@@ -100,13 +89,12 @@ class View {
       button.dataset.ask = what;
       this.#buttons.push(button);
     }
-    const own = node.subgraph ? [] : [this.#guess]; // a subgraph's inputs are those of several nodes
+    const own = node.subgraph ? [] : [this.#filling.preset, this.#filling.guess]; // a subgraph's inputs are those of several nodes
     for (const button of [...this.#buttons, this.#go, this.#copy, ...own])
       button.style.cssText += ";flex:1 1 auto;padding:3px 2px";
     buttons.append(...this.#buttons, this.#go, ...own, this.#copy);
     this.#fillNotes();
-    guesses.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
-    inner.append(status, details, bar, buttons, command, guesses, graph, samples, notes);
+    inner.append(status, details, bar, buttons, command, this.#filling.box, graph, samples, notes);
     outer.append(inner);
     this.#addWidget(outer, inner);
     this.#draw();
@@ -154,6 +142,7 @@ class View {
 
   // Nodes 2.0 shows only promoted widgets of a node that stands for a subgraph; so the view goes into its body there.
   place() {
+    if (!outside.has(this.#node)) return takePlace(this.#node, this.#outer);
     const box = this.#outer, vue = window.LiteGraph?.vueNodesMode, id = CSS.escape(`node-body-${this.#node.id}`);
     const body = vue ? document.querySelector(`[data-testid="${id}"]`) : this.#home;
     if (!body || box.parentElement === body) return;
@@ -268,21 +257,6 @@ class View {
     place.append(line);
   }
 
-  // Ask for a first guess of settings, and fill in those whose inputs are here.
-  async #takeGuess() {
-    const id = [...trains()].find(({ node }) => node === this.#node)?.id;
-    this.#guess.disabled = true;
-    const { output: prompt } = await app.graphToPrompt();
-    const answer = await ask("/atelier/guess", { prompt: leadingTo(id ?? "", prompt), node: id });
-    this.#guess.disabled = false;
-    if (answer.error) return toast(answer, t("Train LoRA"));
-    /** @type {Guess[]} */
-    const guesses = answer.guesses;
-    this.#parts.guesses.replaceChildren(...guesses.map((each) => make("div", "", fillIn(each))));
-    this.#parts.guesses.style.display = "";
-    app.graph?.setDirtyCanvas(true, true);
-  }
-
   /** @param {StepPoint} point */
   #add({ step, loss, rate, concepts }) {
     this.#fresh.push({ step, loss, rate, concepts });
@@ -334,6 +308,7 @@ class View {
       button.style.opacity = alive ? "1" : "0.4";
       button.style.cursor = alive ? "pointer" : "default";
     }
+    this.#filling.update(alive);
     this.#go.style.display = stopped && !failure ? "" : "none"; // the same again would fail again
     this.#copy.style.display = alive ? "none" : "";
     const said = this.#state.notes?.length ? this.#state.notes : detail?.notes ?? [];
@@ -357,29 +332,6 @@ function append(curves, { step, loss, rate, concepts }) {
   put(curves.loss, loss);
   for (const [name, value] of Object.entries(rate)) put((curves.rate[name] ??= []), value);
   for (const [name, value] of Object.entries(concepts)) put((curves.concepts[name] ??= []), value);
-}
-
-// The part of a prompt that leads to a node.
-/** @param {string} id @param {Prompt["output"]} prompt */
-function leadingTo(id, prompt) {
-  const found = new Set([id]);
-  for (const key of found) // also those that are added meanwhile
-    for (const value of Object.values(prompt[key]?.inputs ?? {}))
-      if (Array.isArray(value) && prompt[value[0]]) found.add(value[0]);
-  return Object.fromEntries([...found].map((key) => [key, prompt[key]]));
-}
-
-// Put a guess into its widget; returns what to show.
-/** @param {Guess} guess */
-function fillIn({ setting, value, reason, taken, node: id, widget: name, where }) {
-  const node = id ? nodeOf(id) : null, widget = node?.widgets?.find((each) => each.name === name);
-  const words = `${setting} ${value}: ${told(reason)}`;
-  if (!node || !widget) return `${words} ${taken ? t("{0} is not linked; it is the same without.", where)
-    : t("{0} is not linked; link it to set {1}.", where, setting)}`;
-  if (isLinked(node, name)) return `${words} ${t("{0} of {1} is linked and stays as it is.", setting, where)}`;
-  widget.value = value;
-  widget.callback?.(value);
-  return words;
 }
 
 // A run as RunGraph draws it.
@@ -481,7 +433,7 @@ app.registerExtension({
     document.addEventListener("visibilitychange", () => document.hidden || refresh());
     setInterval(() => {
       if (document.hidden) return;
-      for (const node of app.canvas?.graph?.nodes ?? []) if (outside.has(node)) views.get(node)?.place();
+      for (const node of app.canvas?.graph?.nodes ?? []) views.get(node)?.place();
     }, INTERVAL);
   },
 });

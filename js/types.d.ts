@@ -35,9 +35,9 @@ interface GraphNode {
   size: [number, number];
   inputs?: { name: string; type: string; link: number | null; widget?: { name: string } }[];
   outputs?: { type: string }[];
-  connect(output: number, target: GraphNode, input: number): void;
   widgets: Widget[];
   isInputConnected(slot: number): boolean;
+  connect(slot: number, taker: GraphNode, input: number): unknown;
   getInputLink(slot: number): { origin_id: number | string; origin_slot: number } | null;
   getInputNode(slot: number): GraphNode | null;
   getOutputNodes(slot: number): GraphNode[] | null;
@@ -57,6 +57,7 @@ interface Graph {
   id: string;
   nodes: GraphNode[];
   add(node: GraphNode): void;
+  remove(node: GraphNode): void;
   getNodeById(id: number | string): GraphNode | undefined;
   setDirtyCanvas(front: boolean, back: boolean): void;
 }
@@ -70,6 +71,7 @@ interface Extension {
   name: string;
   settings?: object[];
   nodeCreated?(node: GraphNode): void;
+  getNodeMenuItems?(node: GraphNode): { content: string; callback(): void }[];
   setup?(): void;
   afterConfigureGraph?(): void;
 }

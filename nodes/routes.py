@@ -23,8 +23,9 @@ from ..trainer_core.lora_files.read import outline_lora
 from ..trainer_core.models.sd.noise import noise_model
 from ..trainer_core.objective import Objective, level_shares
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
+from ..trainer_core.workflow.read import read_concept_of
 from ..trainer_core.workflow.settings import plain_path, read_objective, read_scheduler
-from . import help_pages
+from . import help_pages, presets
 from .comfyui import allowed, failures, folders, kept, server, session, shell, shown
 from .comfyui.progress import LONGEST_ID, live_state
 from .guess import guess
@@ -58,9 +59,12 @@ def register_routes(nodes: Sequence[type[io.ComfyNode]]) -> None:
     server.add_route("/atelier/blocks", answering(answer_blocks))
     server.add_route("/atelier/ask", answering(answer_ask))
     server.add_route("/atelier/guess", answering(answer_guess, LARGEST_PROMPT))
+    server.add_route("/atelier/presets", answering(answer_presets, LARGEST_PROMPT))
     server.add_route("/atelier/kept", answer_kept, "GET")
     server.add_route("/atelier/kept/clear", answer_clear)
     server.add_route("/atelier/folders", answer_folders, "GET")
+    server.add_route("/atelier/folders/datasets", answer_datasets, "GET")
+    server.add_route("/atelier/folders/look", answering(answer_look))
     server.add_route("/atelier/folders/check", answering(answer_check))
     server.add_route("/atelier/folders/allow", allowed.only_at_the_machine(answering(answer_allow)))
     server.add_route("/atelier/folders/forget", allowed.only_at_the_machine(answering(answer_forget)))
@@ -252,12 +256,27 @@ def levels(question: Any) -> dict[str, Any]:
 
 
 async def answer_guess(question: Any) -> web.Response:
-    """Answer {prompt: all that leads to a Train LoRA, node: its id} with {guesses: as `guess` lists} or {error: …}."""
+    """Answer {prompt: all that leads to a Train LoRA, node: its id} with {settings: as `guess` lists} or {error: …}."""
+    return await _answer_settings(question, lambda prompt, node: {"settings": guess(prompt, node)})
+
+
+async def answer_presets(question: Any) -> web.Response:
+    """Answer the same with what `offer` lists, or with goal, family and memory as `settings_of` does."""
+
+    def find(prompt: dict[str, Any], node: str) -> dict[str, Any]:
+        if "goal" not in question:
+            return presets.offer(prompt, node)
+        return presets.settings_of(prompt, node, *(question.get(name) for name in ("goal", "family", "memory")))
+
+    return await _answer_settings(question, find)
+
+
+async def _answer_settings(question: Any, find: Callable[[dict[str, Any], str], dict[str, Any]]) -> web.Response:
     prompt, node = (question.get("prompt"), question.get("node")) if isinstance(question, dict) else (None, None)
     if not isinstance(prompt, dict) or not isinstance(node, str):
         return server.json_answer({"error": "prompt must be a prompt, and node an id in it."}, status=400)
     try:
-        return server.json_answer({"guesses": await asyncio.to_thread(guess, prompt, node)})
+        return server.json_answer(await asyncio.to_thread(find, prompt, node))
     except ValueError as problem:
         return server.json_answer({"error": str(problem)}, status=409)
     except OSError as problem:
@@ -291,6 +310,29 @@ async def answer_folders(request: web.Request) -> web.Response:
     except ValueError as problem:
         return server.json_answer({"error": str(problem)}, status=409)
     return server.json_answer({"folders": known, "may_change": allowed.at_the_machine(request)})
+
+
+async def answer_datasets(request: web.Request) -> web.Response:
+    """Answer with {folders: those with pictures in input/ and datasets/, example: the name of the pack's pictures}."""
+    try:
+        found = await asyncio.to_thread(folders.dataset_folders)
+    except ValueError as problem:
+        return server.json_answer({"error": str(problem)}, status=409)
+    return server.json_answer({"folders": found, "example": folders.EXAMPLE})
+
+
+async def answer_look(question: Any) -> web.Response:
+    """Answer {prompt: a Concept Dataset and what sets it, node: its id} with {pictures, uncaptioned} or {error: …}."""
+    return await _answer_settings(question, look_at)
+
+
+def look_at(prompt: dict[str, Any], node: str) -> dict[str, int]:
+    """Count the pictures of a Concept Dataset and those without a caption; raises ValueError as its run would."""
+    from ..trainer_core.data.scan import glance  # here, so that ComfyUI starts fast
+
+    concept = read_concept_of(prompt, folders, node).concepts[-1]
+    pictures, uncaptioned = glance(concept, folders.access())
+    return {"pictures": pictures, "uncaptioned": uncaptioned}
 
 
 def answer_check(question: Any) -> web.Response:

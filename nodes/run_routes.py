@@ -21,7 +21,7 @@ from PIL import Image
 
 from ..trainer_core.common.disk_errors import reason
 from ..trainer_core.common.values import is_count
-from ..trainer_core.common.wording import bytes_of, count, say
+from ..trainer_core.common.wording import bytes_of, say
 from ..trainer_core.config import plain_folder, plain_name
 from ..trainer_core.workflow.settings import split_name
 from .comfyui import folders, server

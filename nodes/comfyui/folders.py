@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ UPLOADS, UPLOADED = "loras", "uploaded: "  # folder of input/, and what stands b
 KEPT_LIMIT = "Atelier.KeptLimit"  # the setting's id in js/atelier.js
 USUAL_LIMIT = 20.0  # GB; the setting's default there
 MOST_GIGABYTES = 1e9
+MOST_LISTED, MOST_LOOKED = 500, 20_000  # folders in the list of datasets; entries of each that are looked at
 DIFFUSION = "diffusion_models/"  # before names of models/diffusion_models in a list with checkpoints
 
 
@@ -53,6 +56,11 @@ def checkpoint_names() -> list[str]:
     files = folder_paths.get_filename_list("checkpoints")
     toys = sorted(set(files) & {path.name for path in ASSETS.glob("*.safetensors")}, key=lambda name: "flow" in name)
     return [name for name in files if name not in toys] + folders + toys
+
+
+def is_toy(file: Path) -> bool:
+    """Tell whether a model file is one of the tiny models that come with the pack."""
+    return file.parent == ASSETS
 
 
 def checkpoint_path(name: str) -> Path:
@@ -180,6 +188,26 @@ def places_of(folder: str, node: str) -> list[Path]:
     if ".." in path.parts:
         raise ValueError(f"The folder {text!r} contains '..'; set folder of {node} to the full path.")
     return [root / path for root in _dataset_roots()]
+
+
+def dataset_folders() -> list[str]:
+    """List the folders of pictures in input/ and datasets/, and in their folders, as Concept Dataset may name them."""
+    from ...trainer_core.data.images import picture_extensions  # here, so that ComfyUI starts fast
+
+    endings, known, found = tuple(picture_extensions()), access(), dict[str, None]()
+    rooms = [(root, root) for root in _dataset_roots()]
+    for root, folder in rooms:  # also those that are added meanwhile
+        if len(found) >= MOST_LISTED or not known.allows(folder) or not os.path.isdir(folder):
+            continue
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in itertools.islice(entries, MOST_LOOKED):
+                if entry.name.startswith("."):
+                    continue
+                if entry.name.lower().endswith(endings) and folder != root:
+                    found[folder.relative_to(root).as_posix()] = None
+                elif root in (folder, folder.parent) and entry.is_dir():
+                    rooms.append((root, folder / entry.name))
+    return sorted(found)
 
 
 def _dataset_roots() -> list[Path]:

@@ -20,6 +20,7 @@ from ...trainer_core.common.wording import say
 from ...trainer_core.memory import free_bytes
 from ...trainer_core.runs.asked import Paused
 
+SLACK = 0.5  # GB that a card may lack of its nominal size
 SAID = {  # what can be asked of a run, and what is answered
     "pause": say("The run pauses and frees the memory. Press Continue, or Run, to go on from the same step."),
     "stop": say("The run stops after this step; the next nodes get the LoRA so far."),
@@ -75,6 +76,13 @@ def free_to_train() -> tuple[torch.device, float]:
         return device, free_bytes(device)
     loaded = [each for each in management.current_loaded_models if each.device == device]
     return device, free_bytes(device) + sum(each.model_loaded_memory() for each in loaded)
+
+
+def gigabytes() -> float:
+    """Find the memory of the GPU that runs use, in GB as cards are sold; 0 without one."""
+    device = comfy.model_management.get_torch_device()
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return round(total / 2**30 + SLACK, 1) if total else 0.0
 
 
 # --- buttons -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ def ask(comfy: ComfyClient, prompt: object, node: object = "train") -> dict:
 
 def test_a_guess_names_the_widgets_that_take_it(comfy: ComfyClient, pictures) -> None:
     graph = changed(train_graph(pictures), "train", epochs=3)
-    found = {each["widget"]: each for each in ask(comfy, graph)["guesses"]}
+    found = {each["widget"]: each for each in ask(comfy, graph)["settings"]}
     assert {name: each["value"] for name, each in found.items()} == {
         "resolution": 96,  # the pictures are small, and the model was made for 128
         "batch_size": 1,
@@ -33,9 +33,10 @@ def test_a_guess_names_the_widgets_that_take_it(comfy: ComfyClient, pictures) ->
         "name.learning_rate": "optimizer",
     }
     assert not any(each["taken"] for each in found.values())
+    assert found["rank"]["reason"] == "it suits atelier-tiny and few pictures."
     alone = changed(graph, "train")
     del alone["train"]["inputs"]["optimizer"], alone["train"]["inputs"]["lora_config"]
-    found = {each["widget"]: each for each in ask(comfy, alone)["guesses"]}
+    found = {each["widget"]: each for each in ask(comfy, alone)["settings"]}
     assert found["rank"]["node"] is None and found["rank"]["where"] == "LoRA Config" and found["rank"]["taken"]
 
 
@@ -63,9 +64,10 @@ def test_a_linked_model_is_known_by_its_file(comfy: ComfyClient, pictures) -> No
     loader = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "atelier-tiny.safetensors"}}
     links = {"model": ["loader", 0], "clip": ["loader", 1], "vae": ["loader", 2]}
     graph |= {"loader": loader, "base": {"class_type": "AtelierConnectModel", "inputs": links}}
-    found = {each["widget"]: each for each in ask(comfy, graph)["guesses"]}
+    found = {each["widget"]: each for each in ask(comfy, graph)["settings"]}
     assert "linked model is measured" in found["batch_size"]["reason"]
-    assert "Stable Diffusion 1" in found["name.learning_rate"]["reason"]
+    assert found["name.learning_rate"]["value"] == 3e-3 and found["resolution"]["value"] == 96
+    assert found["name.learning_rate"]["reason"] == "0.003 suits atelier-tiny and this optimizer."
     loader["class_type"], loader["inputs"] = "SomebodysLoader", {"file": "x"}
     assert "unknown before it is loaded" in ask(comfy, graph)["error"]
 

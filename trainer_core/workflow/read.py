@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..config import RunConfig, TrainConfig, plain_name
+from ..config import ConceptConfig, DatasetConfig, RunConfig, TrainConfig, plain_name
 from ..config.forms import FORMS, Form
 from ..config.rows import Row
 from ..models import Chosen, Open
@@ -22,6 +22,7 @@ CASTS: dict[str, tuple[Callable[[Any], Any], str]] = {  # as ComfyUI casts the v
     "STRING": (str, "a text"),
     "BOOLEAN": (bool, "true or false"),
 }
+NO_BASE = f"base_model of {TrainConfig.NODE} is linked to a node that gives no base model"
 Connect = Callable[[Any, str], Chosen]  # loads what a workflow links into the node of an id
 
 
@@ -46,8 +47,31 @@ def read_workflow(document: Any, places: Places, node: str, connect: Connect) ->
     settings = {key: value for key, value in inputs.items() if key not in OUTPUTS_ONLY}
     base = settings["base_model"]
     if not isinstance(base, Chosen):
-        raise ValueError(f"base_model of {TrainConfig.NODE} is linked to a node that gives no base model")
+        raise ValueError(NO_BASE)
     return Wanted(name, read_train(**{**settings, "base_model": base.config}), base.open)
+
+
+def read_base_model(document: Any, places: Places, node: str, connect: Connect) -> Chosen:
+    """Read the base model that is linked to a Train LoRA, and nothing else of its run; raises ValueError."""
+    prompt = prompt_of(document, FORMS)
+    link = prompt[_choose(prompt, node)]["inputs"].get("base_model")
+    if not isinstance(link, list):
+        raise ValueError(f"nothing is linked to base_model of {TrainConfig.NODE}")
+    reader = _Reader(prompt, places, lambda key: connect(document, key))
+    base = reader.linked(str(link[0]), f"base_model of {TrainConfig.NODE}")
+    if not isinstance(base, Chosen):
+        raise ValueError(NO_BASE)
+    return base
+
+
+def read_concept_of(document: Any, places: Places, node: str) -> DatasetConfig:
+    """Read the concepts up to a Concept Dataset, without a run; raises ValueError."""
+
+    def connect(key: str) -> Chosen:
+        raise ValueError(f"node {key} gives no pictures")
+
+    prompt = prompt_of(document, FORMS)
+    return _Reader(prompt, places, connect).linked(node, f"folder of {ConceptConfig.NODE}")
 
 
 def trains_of(document: Any) -> dict[str, Any]:
@@ -95,7 +119,7 @@ class _Reader:
 
     def _value(self, value: Any, each: Row, name: str) -> Any:
         if isinstance(value, list) and len(value) == 2:
-            return self._linked(str(value[0]), name) if each.input not in ("model", "clip") else None
+            return self.linked(str(value[0]), name) if each.input not in ("model", "clip") else None
         if isinstance(value, dict) and "__value__" in value:
             value = value["__value__"]
         if each.options:
@@ -112,7 +136,7 @@ class _Reader:
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{name} is {value!r:.80} and must be {words}") from error
 
-    def _linked(self, key: str, name: str) -> Any:
+    def linked(self, key: str, name: str) -> Any:
         """Read what a link brings; name: of the input, for messages."""
         if key not in self._prompt:
             raise ValueError(f"{name} is linked to node {key}, which does not run")

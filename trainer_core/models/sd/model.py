@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,8 +47,8 @@ class StableDiffusion:
 
     @property
     def title(self) -> str:
-        """The family's name in messages."""
-        return self.family.title
+        """The family's name in messages; a toy has its own, since what suits it suits no other model."""
+        return Path(self.name).stem if self._toy and self.name else self.family.title
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -82,9 +83,13 @@ class StableDiffusion:
         }
 
     @property
+    def _toy(self) -> bool:
+        return self.unet.config.block_out_channels[0] < TOY_CHANNELS
+
+    @property
     def defaults(self) -> Defaults:
         """What a run takes for this model where its settings are left open."""
-        if self.unet.config.block_out_channels[0] < TOY_CHANNELS:
+        if self._toy:
             return TOY
         large = self.family.name == "sd2" and self.prediction == "v_prediction"
         return replace(self.family.defaults, resolution=V_RESOLUTION) if large else self.family.defaults
