@@ -36,6 +36,7 @@ from .sockets import io
 LARGEST = 8192  # bytes of a question
 LARGEST_PROMPT = 262_144  # of one that holds a prompt
 LARGEST_WORKFLOW = 2**23  # bytes of one that holds a workflow
+MOST_FILES = 20_000  # of a folder that are counted before a run
 MOST_FOLDERS = 20  # of one workflow that a person is asked for
 LONGEST = 10_000_000  # steps of a run
 MOST_NODES = 100  # that a page asks for at once
@@ -327,10 +328,15 @@ async def answer_look(question: Any) -> web.Response:
 
 
 def look_at(prompt: dict[str, Any], node: str) -> dict[str, int]:
-    """Count the pictures of a Concept Dataset and those without a caption; raises ValueError as its run would."""
+    """Count the pictures of a Concept Dataset and those without a caption; raises ValueError as its run would.
+
+    {more: MOST_FILES} of a folder with more files than are counted while somebody waits.
+    """
     from ..trainer_core.data.scan import glance  # here, so that ComfyUI starts fast
 
     concept = read_concept_of(prompt, folders, node).concepts[-1]
+    if folders.holds_more(concept.folder, MOST_FILES):
+        return {"more": MOST_FILES}
     pictures, uncaptioned = glance(concept, folders.access())
     return {"pictures": pictures, "uncaptioned": uncaptioned}
 

@@ -210,6 +210,12 @@ def dataset_folders() -> list[str]:
     return sorted(found)
 
 
+def holds_more(folder: str, most: int) -> bool:
+    """Tell whether an allowed folder and those inside it hold more than `most` files; looks at no more than that."""
+    names = (name for _, _, files in os.walk(folder) for name in files)
+    return next(itertools.islice(names, most, None), None) is not None
+
+
 def _dataset_roots() -> list[Path]:
     """List where relative dataset folders start: ComfyUI's input folder, then its datasets folders."""
     roots = [folder_paths.get_input_directory()]

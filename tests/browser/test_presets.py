@@ -4,13 +4,12 @@ import json
 
 import pytest
 
-from lora_atelier.dev import ROOT, TOUR
+from lora_atelier.dev import QUICKSTART, TOUR
 from lora_atelier.trainer_core.config.presets import GOALS, RECIPES, memory_of, preset
 
 pytestmark = pytest.mark.browser
 
-QUICKSTART = ROOT / "workflows" / "Train a LoRA.json"
-TRAIN = 4  # its id there
+TRAIN = 3  # its id there
 VALUES = """() => Object.fromEntries(window.app.graph.nodes.flatMap(node => (node.widgets ?? [])
     .filter(widget => widget.serialize !== false && node.comfyClass?.startsWith("Atelier"))
     .map(widget => [`${node.comfyClass}.${widget.name}`, widget.value])))"""

@@ -83,5 +83,10 @@ def test_a_folder_tells_what_it_holds(comfy: ComfyClient, pictures) -> None:
     for folder, words in (("gone", "There is no folder 'gone'"), ("/etc", "nobody allowed it"), ("", "is empty")):
         answer = look(comfy, changed(graph, "data", folder=folder))
         assert words in answer["error"] and len(answer) == 1
+    many = pictures / "many"
+    many.mkdir()
+    for i in range(20_001):
+        (many / f"{i}.png").touch()
+    assert look(comfy, changed(graph, "data", folder=str(many))) == {"more": 20_000}
     listed = answer_of(comfy.request("/api/atelier/folders/datasets"))
     assert listed["example"] == "atelier:concept_example" and isinstance(listed["folders"], list)
