@@ -6,7 +6,7 @@ A file holds tensors row by row. Their order in memory is stored too, because su
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,18 @@ def _tree(value: Any, path: str, tensors: dict[str, Tensor], seen: set[int], cop
 
 def _is_reordered(tensor: Tensor) -> bool:
     """Tell whether a tensor fills its memory without gaps, but not row by row, as the transpose of a matrix."""
+    if tensor.stride() == _by_row(tensor.shape):
+        return False
     order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
-    by_row = torch.empty(tensor.shape, device="meta").stride()
-    return tensor.stride() != by_row and tensor.permute(order).is_contiguous()
+    return tensor.permute(order).is_contiguous()
+
+
+def _by_row(shape: Sequence[int]) -> tuple[int, ...]:
+    """Compute the strides of a tensor that lies row by row."""
+    strides = [1]
+    for size in shape[:0:-1]:
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides)) if shape else ()
 
 
 def unpack(tensors: Mapping[str, Tensor], tree: Any) -> Any:

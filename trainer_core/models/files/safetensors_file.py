@@ -152,8 +152,8 @@ def _byte_range(path: Path, name: str, entry: Any, first: int) -> ByteRange:
         )
     fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
-    known = isinstance(dtype, str) and re.fullmatch(r"\w{1,12}", dtype)
-    if not known or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+    named = isinstance(dtype, str) and (dtype in DTYPES or re.fullmatch(r"\w{1,12}", dtype))
+    if not named or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{path.name} has a broken header: its entry {name!r} makes no sense; get the file again.")
     if dtype not in DTYPES:
         raise ValueError(f"{path.name} stores {name} as {dtype}, which is not read here; get the file as float16.")
@@ -170,7 +170,7 @@ def _byte_range(path: Path, name: str, entry: Any, first: int) -> ByteRange:
 
 def _counts(values: Any) -> list[int] | None:
     """Check that values are a list of whole numbers between 0 and 2**63; None otherwise."""
-    valid = isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+    valid = isinstance(values, list) and all([type(value) is int and 0 <= value < 2**63 for value in values])
     return values if valid else None
 
 
