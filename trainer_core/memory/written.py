@@ -46,6 +46,11 @@ class _CopyBeforeWrite(TorchDispatchMode):
         self.saved: dict[int, weakref.WeakSet[_Saved]] = {}  # by address of the storage
         self.copied = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Answer torch, which else tells its compiler at every operator to stay away: there is none in these passes."""
+        return False
+
     def pack(self, tensor: Tensor) -> _Saved | Tensor:
         """Note a tensor that autograd saves."""
         if type(tensor) is not Tensor:  # parameters are not written into; others have no storage of their own

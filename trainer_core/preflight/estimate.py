@@ -82,6 +82,11 @@ class LiveBytes(TorchDispatchMode):
         self._block = block
         self._live: dict[int, weakref.ref[Any]] = {}  # by address of the storage, as long as it lives
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Answer torch, which else tells its compiler at every operator to stay away: nothing here is compiled."""
+        return False
+
     def count(self, tensors: Iterable[Tensor]) -> int:
         """Count the storages of tensors from now on, each once; return the bytes that this added."""
         before = self.now

@@ -145,11 +145,11 @@ def _remedies(
 
     own = MemoryConfig(attention=config.memory.attention, encodings=config.memory.encodings)
     every = rungs(own, device)
-    for memory in every:
+    smallest = every[-1]
+    for memory in every if fits(config, smallest, shape.samples) else ():  # else each would be tried in vain
         if estimate := fits(config, memory, shape.samples):
             yield f"{describe(memory)} ({estimate.gigabytes})"
             return
-    smallest = every[-1]
     if encoding is not None and (estimate := fits(config, cached := smallest.replace(encodings="disk"), shape.samples)):
         yield f"encodings disk with {describe(cached)} ({estimate.gigabytes})"
     for weights in OTHER_WEIGHTS:

@@ -46,7 +46,9 @@ class ProductLayer(NetworkLayer):
         """Fill a parameter Kaiming-uniform with a = sqrt(5): uniform within 1 / sqrt(size of a row)."""
         bound = 1 / math.sqrt(math.prod(shape[1:]))
         uniform = torch.rand(shape, generator=draws or self._draws(part))
-        self.register_parameter(part, nn.Parameter(uniform * (2 * bound) - bound))
+        if not uniform.is_meta:  # an outline has no values, and torch takes ten times as long for them as for numbers
+            uniform.mul_(2 * bound).sub_(bound)
+        self.register_parameter(part, nn.Parameter(uniform))
 
     def init_normal(self, part: str, *shape: int, std: float) -> None:
         """Fill a parameter with normal draws."""
