@@ -470,6 +470,7 @@ def test(options: argparse.Namespace) -> int:
     in_two = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
     env["OMP_NUM_THREADS"] = "1"  # the processes share the cores
     spent: dict[str, float] = {}
+    yardsticks: list[float] = []
 
     def tests(name: str, options: list[str], paths: list[str], env: dict[str, str]) -> int:
         before = processor_seconds()
@@ -477,8 +478,11 @@ def test(options: argparse.Namespace) -> int:
             told = Path(folder) / "servers"  # a line from each process, as tests/processor_time.py writes it
             told.touch()
             status = run([*pytest, *options, *paths, *others], env | {"ATELIER_TIME_OF_SERVERS": str(told)})
-            servers = sum(map(float, told.read_text(encoding="ascii").split()))
-        spent[name] = processor_seconds() - before + servers
+            lines = [
+                [float(number) for number in line.split()] for line in told.read_text(encoding="ascii").splitlines()
+            ]
+        spent[name] = processor_seconds() - before + sum(servers for servers, *_ in lines)
+        yardsticks.extend(seconds for _, *measured in lines for seconds in measured)
         return status
 
     with nullcontext(lambda: 0) if options.rest else types(env) as ended:
@@ -491,6 +495,9 @@ def test(options: argparse.Namespace) -> int:
     tested += [tests("those with servers", in_two, served, env)] if served else []
     parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in spent.items())
     print(f"-- {sum(spent.values()):.0f} processor seconds: {parts}", flush=True)
+    print(
+        f"-- yardstick: {1000 * sum(yardsticks) / max(1, len(yardsticks)):.2f} ms for a fixed computation", flush=True
+    )
     return max(checked, *([code for code in tested if code != NOTHING_COLLECTED] or tested))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections import Counter
 from typing import Any
 
@@ -10,7 +12,16 @@ import pytest
 from server_time import of_servers, spent
 
 SHOWN = 20  # files
-TOLD = "ATELIER_TIME_OF_SERVERS"  # names the file to which each process of the tests adds a line of seconds
+TOLD = "ATELIER_TIME_OF_SERVERS"  # names the file to which each process of the tests adds a line of numbers
+EVERY = 25  # tests between two looks at the yardstick
+WORK = [{"number": number, "text": str(number), "list": [number] * 5} for number in range(1500)]
+
+
+def yardstick() -> float:
+    """Measure the seconds that a fixed computation takes: machines differ, and each one from hour to hour."""
+    before = time.process_time()
+    json.loads(json.dumps(WORK))
+    return time.process_time() - before
 
 
 class ProcessorTime:
@@ -18,10 +29,15 @@ class ProcessorTime:
 
     def __init__(self) -> None:
         self._files: Counter[str] = Counter()
+        self._begun = 0  # tests
+        self._yardsticks: list[float] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         """Note the time before a test and its fixtures."""
+        if self._begun % EVERY == 0:
+            self._yardsticks.append(yardstick())
+        self._begun += 1
         item.stash[BEFORE] = spent()
         return (yield)
 
@@ -40,10 +56,10 @@ class ProcessorTime:
 
     @pytest.hookimpl(trylast=True)  # when the fixtures have ended their servers
     def pytest_sessionfinish(self) -> None:
-        """Tell dev.py of the servers' time, which the system does not add to that of this process."""
+        """Tell dev.py of the servers' time, which the system does not add to that of this process, and of the speed."""
         if told := os.environ.get(TOLD):
             with open(told, "a", encoding="ascii") as file:
-                file.write(f"{of_servers()}\n")
+                file.write(" ".join(map(str, [of_servers(), *self._yardsticks])) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """List the files that took most."""
