@@ -6,6 +6,7 @@ How tests import the pack: lora_atelier.py beside this file.
 import gc
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -199,4 +200,13 @@ def pictures(tmp_path_factory) -> Path:
         (folder / f"{i}.txt").write_text(f"thing, number {i}", encoding="utf-8")
         if i < 3:
             Image.new("L", (64, height), 60 * (i + 1)).save(folder / f"{i}-masklabel.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def held(pictures, tmp_path_factory) -> Path:
+    """Give a folder of two of these pictures: enough to validate on."""
+    folder = tmp_path_factory.mktemp("held")
+    for path in pictures.glob("[01].*"):
+        shutil.copy(path, folder)
     return folder

@@ -115,8 +115,14 @@ def compile_one(blocks, note):
     return compile_blocks([first], note, backend="eager")
 
 
+# test_memory.py and test_train.py compile blocks, whatever computes attention in them.
+AGAIN = ("compiled",)
+
+
 @pytest.mark.usefixtures("no_estimates")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in AGAIN else ()) for name in CASES]
+)
 def test_a_run_by_it_learns_what_a_run_by_torch_learns(name, config, package, by_torch, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prepare, "compile_blocks", compile_one)
     one_shape = tuple(concept for concept in config.dataset.concepts if not concept.resolutions)  # to compile

@@ -137,7 +137,11 @@ TERMS = {
     "slider of prompts": ({"slider": "prompts", "slider_positive": "old", "slider_negative": "young"}, None),
     "slider of pairs": ({}, paired),
 }
-ALONE = [(name, "none", rank, checkpointing) for name in TERMS for rank, checkpointing in ((4, "0"), (64, "full"))]
+ALONE = [
+    pytest.param(name, "none", rank, checkpointing, marks=pytest.mark.thorough if (i + j) % 2 else ())
+    for i, name in enumerate(TERMS)
+    for j, (rank, checkpointing) in enumerate(((4, "0"), (64, "full")))
+]
 REFUSED = ({"slider of prompts", "guidance"}, {"preservation, blank", "preservation, class"})
 REFUSED += ({"slider of prompts", "slider of pairs"}, {"slider of pairs", "prior prediction"})
 NAMES = [name for name in TERMS if name != "none"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import checkpoint_tensors, tiny_unet
-from tiny_runs import run, tiny_config
+from tiny_runs import change, run, tiny_config
 
 from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
@@ -98,8 +98,9 @@ def test_masks_in_use_change_the_keys(config, tmp_path):
     assert len(keys) == 6
 
 
-def test_a_run_trains_validates_samples_and_exports_as_ever(config, pictures, tmp_path):
-    held = ConceptConfig(folder=str(pictures), role="validation")
+def test_a_run_trains_validates_samples_and_exports_as_ever(config, held, tmp_path):
+    held = ConceptConfig(folder=str(held), role="validation")
+    config = change(config, train={"steps": 3})
     config = config.replace(
         dataset=DatasetConfig(concepts=(*config.dataset.concepts, held)),
         sample=SampleConfig(prompts=("thing", "thing --w 96 --d 1"), width=64, height=96, steps=2),

@@ -130,7 +130,7 @@ def test_every_setting_changes_the_loss(config, tmp_path):
 def test_a_summed_loss_is_a_multiple_of_the_mean(config, tmp_path, reduction, factor):
     """Of 4 batches of 2: gradient descent goes exactly as far as with the learning rate times the factor."""
     plain = {"momentum": 0.0, "nesterov": False}
-    config = change(config, train={"steps": 2, "accumulate": 4})
+    config = change(config, train={"steps": 1, "accumulate": 4})
 
     def trained(rate, objective):
         optimizer = OptimizerConfig(name="sgd", options=plain, learning_rate=rate, max_grad_norm=0)
@@ -207,10 +207,10 @@ def test_a_step_of_a_slider_is_that_of_the_paper_in_both_directions(config, tmp_
 
 def test_a_slider_moves_predictions_one_way_at_strength_1_and_the_other_at_minus_1(config, tmp_path):
     one = SLIDER.replace(slider_keep=(), slider_strength=1.0)
-    config = config.replace(train=config.train.replace(steps=30), objective=one)
-    run = prepared(config.replace(optimizer=OptimizerConfig(learning_rate=1e-2)), tmp_path)
+    config = config.replace(train=config.train.replace(steps=12), objective=one)
+    run = prepared(config.replace(optimizer=OptimizerConfig(learning_rate=2e-2)), tmp_path)
     with run.network.attached():
-        for run.at in range(30):
+        for run.at in range(12):
             gradients(run)
             run.optimizer.step()
             run.optimizer.zero_grad()
@@ -236,7 +236,7 @@ def test_preservation_is_nothing_until_the_network_says_something_else(config, t
                                           enumerate((ObjectiveConfig(), blank)))  # fmt: skip
     assert float(kept.loss) == pytest.approx(float(plain.loss), rel=1e-5)
     torch.testing.assert_close(same, moved, rtol=1e-3, atol=1e-6)
-    config = change(config, train={"steps": 6}, optimizer={"learning_rate": 1e-2})
+    config = change(config, train={"steps": 3}, optimizer={"learning_rate": 1e-2})
     runs = [run(config.replace(objective=each), tmp_path) for each in (ObjectiveConfig(), blank)]
     assert runs[0].losses[0] == pytest.approx(runs[1].losses[0], rel=1e-5) and runs[0].losses[1:] != runs[1].losses[1:]
 

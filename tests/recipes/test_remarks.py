@@ -26,7 +26,7 @@ def notes(path: Path, folder: Path, **base) -> str:
     return "\n".join(before)
 
 
-@pytest.mark.parametrize("prediction", ["auto", "epsilon", "v_prediction"])
+@pytest.mark.parametrize("prediction", ["auto", pytest.param("epsilon", marks=pytest.mark.thorough), "v_prediction"])
 def test_a_model_that_behaves_like_the_other_kind_is_noticed(prediction, tmp_path):
     """The tiny base predicts noise, and its file says nothing of it."""
     said = notes(TINY, tmp_path, prediction=prediction)

@@ -284,8 +284,13 @@ def cut_and_go_on(config, folder, cache, cuts, **options):
     return result, notes
 
 
-# Of one kind: bitsandbytes keeps their one state as it does that of lion8bit.
-AGAIN = [name for name in CASES if name.startswith(("sgd8bit", "rmsprop8bit", "adagrad8bit"))]
+# In every run: what has a state of its own beside the optimizer's, and one optimizer of each library.
+AGAIN = [
+    name
+    for name, (_, optimizer, _, _) in CASES.items()
+    if optimizer.get("name") in ("came", "adopt", "sgd", "rmsprop", "muon", "lion8bit", "ademamix8bit", "sgd8bit")
+    or optimizer.get("name") in ("rmsprop8bit", "adagrad8bit")
+]
 
 
 @pytest.mark.parametrize(
