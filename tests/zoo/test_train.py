@@ -22,11 +22,12 @@ from zoo.linked import linked, live_of, source_of
 from zoo.passes import run_once
 from zoo.test_conditions import make_faulty
 from zoo.test_frozen import packed, patched, scaled
-from zoo.zoo import build
+from zoo.zoo import ZOO, build
 
-from lora_atelier.nodes.comfyui.connected import identity
+from lora_atelier.nodes.comfyui.connected import host, identity, trial
 from lora_atelier.nodes.comfyui.connected.architecture import architecture_of
 from lora_atelier.nodes.comfyui.connected.denoiser import RawDenoiser
+from lora_atelier.nodes.comfyui.connected.layers import units
 from lora_atelier.trainer_core.config import MemoryConfig, SampleConfig, SavesConfig, TrainConfig
 from lora_atelier.trainer_core.models import LatentFormat
 from lora_atelier.trainer_core.preflight import measured
@@ -36,6 +37,12 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 REFUSED = {"cogvideox": "its sampling"}  # rows that training cannot follow, and what the sentence says
 # Sides of pictures in pixels, where tiny models take none of 64.
 LARGE = {"pixart_sigma": 384, "pixart_alpha": 384, "cascade_c": 128, "cascade_b": 128}
+# Rows that differ from another one in sizes alone, or by what the passes of test_session.py have of their own.
+VARIANTS = (
+    *("flux_schnell", "flux2_klein", "longcat", "chroma_radiance", "zimage_pixel", "pixeldit", "pixart_alpha"),
+    *("cascade_b", "hunyuan_image21", "hunyuan_video15", "wan22_5b", "wan21_vace", "anima", "boogu", "lumina2"),
+)
+ROWS = [*(name for name in ZOO if name not in VARIANTS), *again(*(name for name in VARIANTS if name in ZOO))]
 
 
 def configure(base, pictures, **train):
@@ -51,11 +58,26 @@ def configure(base, pictures, **train):
 
 
 def run(config, folder, **callbacks):
-    """Train without the passes that measure its memory, which the first test below does on each architecture."""
-    with mock.patch.object(
-        measured, "measure_peak", lambda *_: measured.Peak(once=0, sample=0, position=0, latents=PICTURES)
-    ):
+    """Train without the passes that measure its memory, and try each kind of MODEL once.
+
+    The first test below measures and tries each architecture.
+    """
+    nothing = measured.Peak(once=0, sample=0, position=0, latents=PICTURES)
+    with mock.patch.object(measured, "measure_peak", lambda *_: nothing), mock.patch.object(host, "try_out", tried):
         return run_measured(config, folder, **callbacks)
+
+
+def tried(denoiser, inputs, what, layers, modules):
+    """Try a MODEL with gradients, or give what was found of another one with the same layers."""
+    blocks, key = units(denoiser.model.diffusion_model), (what, frozenset(layers))
+    if key not in _tried:
+        found = trial.try_out(denoiser, inputs, what, layers, modules)
+        _tried[key] = found.left_out, [least for _, least in found.units], found.remarks
+    left_out, levels, remarks = _tried[key]
+    return trial.Found(left_out, [(block, least) for (block, _), least in zip(blocks, levels, strict=False)], remarks)
+
+
+_tried = {}
 
 
 def run_measured(config, folder, **callbacks):
@@ -87,6 +109,7 @@ def unchanged(one, other):
     assert one[1:] == other[1:]
 
 
+@pytest.mark.parametrize("name", ROWS)
 def test_a_run_ends_in_a_file_that_comfyui_draws_with_and_leaves_the_model_alone(name, pictures, tmp_path):
     """What the samples show is what ComfyUI's own loader and KSampler make of the file, in the model's own settings."""
     base = linked(name)
@@ -127,7 +150,7 @@ def test_a_size_that_comfyuis_code_does_not_take_is_named(pictures, tmp_path):
         run(configure(linked("pixart_sigma"), pictures), tmp_path)
 
 
-@pytest.mark.parametrize("row", ["flux_dev", "qwen_image"])
+@pytest.mark.parametrize("row", ["flux_dev", *again("qwen_image")])
 def test_a_run_resumes_to_the_last_bit_and_is_reused_on_other_patchers_of_the_same_weights(row, pictures, tmp_path):
     whole, _ = run(configure(linked(row), pictures), tmp_path / "whole")
     with pytest.raises(Cut):
@@ -271,7 +294,7 @@ FORMS_OF_RUNS = {
 }
 
 
-@pytest.mark.parametrize("form", ["scaled float8", "a custom node's", "patched at use", *again("bfloat16", "float8")])
+@pytest.mark.parametrize("form", ["scaled float8", "patched at use", *again("a custom node's", "bfloat16", "float8")])
 def test_weights_in_any_form_are_trained_drawn_with_and_resumed(form, pictures, tmp_path):
     def config():
         return sampled(linked("flux_dev", FORMS_OF_RUNS[form]()), pictures)
@@ -313,7 +336,7 @@ def sampled(base, pictures):
     )
 
 
-@pytest.mark.parametrize(("row", "node"), [("flux_dev", "ModelSamplingFlux"), ("sd3", "ModelSamplingSD3")])
+@pytest.mark.parametrize(("row", "node"), [("flux_dev", "ModelSamplingFlux"), *again(("sd3", "ModelSamplingSD3"))])
 def test_samples_are_what_the_saved_file_draws_behind_a_node_that_shifts(row, node, pictures, tmp_path):
     settings = (0.3, 0.1, 64, 64) if row == "flux_dev" else (9.0,)
     (shifted,) = getattr(nodes_model_advanced, node)().patch(build(row)[1], *settings)
@@ -352,7 +375,7 @@ def test_a_line_of_sample_prompts_sets_all_that_comfyui_draws_with(pictures, tmp
         run(ask("a mossling --g 3"), tmp_path)
 
 
-@pytest.mark.parametrize("partner", ["of its own", "of the same weights"])
+@pytest.mark.parametrize("partner", ["of its own", *again("of the same weights")])
 def test_a_partner_draws_the_samples_and_changes_nothing_else(partner, pictures, tmp_path):
     model = build("flux_dev")[1]
     other = build("flux_dev", seed=1)[1] if partner == "of its own" else model.clone()
