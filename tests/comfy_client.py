@@ -116,7 +116,7 @@ class ComfyServer:
             return subprocess.Popen(command, cwd=self.base, stdout=log, stderr=log, **alone)
 
     @contextmanager
-    def unhurried(self, seconds: float = 0.3) -> Iterator[None]:
+    def unhurried(self, seconds: float = 0.6) -> Iterator[None]:
         """Let each step of its runs wait so many seconds; of a server that has the pack PACE."""
         waits = self.base / "custom_nodes" / "pace" / "seconds.txt"
         waits.write_text(str(seconds))

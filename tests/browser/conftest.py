@@ -72,11 +72,18 @@ ALONE = """id => {
 
 # The renderer that a newcomer of each frontend sees; the other two pairs are for --thorough, beyond first sight.
 STARTS_WITH = {"comfyui": "litegraph", "newest": "vue"}
+# Tests that kill the server, and the frontend that they have in every run: what it answers then is the same to both.
+ONCE = {
+    "test_a_subgraph_shows_its_run_outside_also_after_comfyui_was_killed": "newest",
+    "test_what_a_restart_cut_off_is_offered_until_it_is_answered": "comfyui",
+}
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:
     """Run what concerns both renderers in one of them on each frontend, so that both are seen in every run."""
     chosen = item.callspec.params
+    if ONCE.get(item.originalname, chosen.get("server")) != chosen.get("server"):
+        item.add_marker(pytest.mark.thorough)
     fixed = any(mark.args[0] == "opened" and len(mark.args[1]) == 1 for mark in item.iter_markers("parametrize"))
     if fixed or item.path.stem == "test_first_sight" or "opened" not in chosen:
         return

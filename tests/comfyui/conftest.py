@@ -13,6 +13,19 @@ from train_graph import draw_pictures
 
 from comfy_client import ComfyServer
 
+# Runs that go the same way in the oldest ComfyUI: test_train.py trains there, and remembers, in every run.
+ON_THE_NEWEST = (
+    "test_a_run_does_what_it_is_asked_and_resumes_when_queued_again",
+    "test_each_line_of_prompts_draws_its_own_picture",
+    "test_the_lora_goes_into_the_chosen_folder_and_not_out_of_it",
+)
+
+
+def pytest_itemcollected(item: pytest.Function) -> None:
+    """Leave what the oldest ComfyUI proves again to --thorough."""
+    if item.originalname in ON_THE_NEWEST and item.callspec.params["any_server"] == "oldest":
+        item.add_marker(pytest.mark.thorough)
+
 
 @pytest.fixture(scope="session")
 def comfy_modules(comfyui: Path) -> Iterator[ModuleType]:

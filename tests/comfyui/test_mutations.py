@@ -42,7 +42,7 @@ FOUND = [  # faults that odd prompts have revealed: a node of the prompt `others
     ("lora", {"include": "\ud800"}, "include of LoRA Config has a character that no text can have; type it again."),
     ("images", {"captions": "a\udfff"}, "captions of Concept from Images has a character that no text can have"),
     ("memory", {"nothing": ["words", 0]}, None),  # a link into an input that there is not
-    ("optimizer", {"name.nothing": ["words", 0]}, None),
+    pytest.param("optimizer", {"name.nothing": ["words", 0]}, None, marks=pytest.mark.thorough),
     ("lora", {"algorithm.algorithm": ["words", 0], "self": ["words", 0]}, None),
     (
         "images",

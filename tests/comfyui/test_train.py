@@ -192,7 +192,7 @@ def test_edited_captions_and_masks_train_again(comfy: ComfyClient, pictures: Pat
 def test_cancel_stops_the_run_and_keeps_the_lora_so_far(
     comfy: ComfyClient, server: ComfyServer, pictures: Path
 ) -> None:
-    graph = train_graph(pictures.name, name=pictures.name, steps=500, accumulate=24)
+    graph = train_graph(pictures.name, name=pictures.name, steps=500, accumulate=8)
 
     def cancel(kind: str, data: dict, result: Result) -> None:
         if kind == "text" and data["text"].startswith("step 1 of 500"):

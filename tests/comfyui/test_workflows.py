@@ -141,9 +141,10 @@ def test_a_workflow_of_the_toy_model_leads_to_pictures(comfy: ComfyClient, path:
     prompt = to_prompt(json.loads(path.read_text(encoding="utf-8")), comfy.object_info())
     shorten(
         prompt,
-        AtelierTrain={"steps": 4},
-        AtelierSample={"steps": 4, "hires.steps": 2},
-        AtelierSaves={"sample_steps": 4},
+        AtelierTrain={"steps": 2, "resolution": 64},
+        AtelierDatasetPreview={"resolution": 64},
+        AtelierSample={"width": 64, "height": 64, "steps": 2, "hires.steps": 2},
+        AtelierSaves={"sample_steps": 2},
     )
     result = comfy.queue(prompt)
     assert result.ok, result.error
@@ -193,9 +194,13 @@ def test_a_file_to_share_is_compared_made_smaller_and_saved(comfy: ComfyClient, 
     nodes = {node["class_type"]: (key, node["inputs"]) for key, node in prompt.items()}
     shorten(
         prompt,
-        AtelierTrain={"steps": 8, "seed": 112},  # the seed of no other test on this server, whose run it would continue
+        AtelierTrain={
+            "steps": 8,
+            "resolution": 64,
+            "seed": 112,
+        },  # the seed of no other test on this server, whose run it would continue
         AtelierSaves={"save_every": 2},
-        AtelierCompareLoras={"steps": 4, "width": 64, "height": 64},
+        AtelierCompareLoras={"steps": 2, "width": 64, "height": 64},
     )
     result = comfy.queue(prompt)
     assert result.ok, result.error
