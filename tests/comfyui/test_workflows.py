@@ -194,11 +194,8 @@ def test_a_file_to_share_is_compared_made_smaller_and_saved(comfy: ComfyClient, 
     nodes = {node["class_type"]: (key, node["inputs"]) for key, node in prompt.items()}
     shorten(
         prompt,
-        AtelierTrain={
-            "steps": 8,
-            "resolution": 64,
-            "seed": 112,
-        },  # the seed of no other test on this server, whose run it would continue
+        # The seed of no other test on this server, whose run it would continue.
+        AtelierTrain={"steps": 8, "resolution": 64, "seed": 112},
         AtelierSaves={"save_every": 2},
         AtelierCompareLoras={"steps": 2, "width": 64, "height": 64},
     )
