@@ -35,7 +35,7 @@ from .prompt_lines import PromptLine, parse_prompts
 from .rows import for_reader, read_in_a_shell
 from .run import RunConfig, TrainConfig
 from .sample import SampleConfig, SamplePicture, SamplingDefaults, check_samples
-from .saves import ExistingConfig, SavesConfig, fill_name, plain_folder, plain_name
+from .saves import MOST_LORAS, ExistingConfig, SavesConfig, fill_name, plain_folder, plain_name
 from .scheduler import SchedulerConfig
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "MIN_SNR",
     "MODEL_FILES",
     "MOST_CONTROLS",
+    "MOST_LORAS",
     "OPEN",
     "OPTIMIZERS",
     "SPATIAL",

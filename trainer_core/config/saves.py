@@ -15,6 +15,7 @@ IntervalUnit = Literal["steps", "epochs", "minutes"]
 
 FIELDS = ("name", "date", "time", "step", "epoch")  # allowed in a pattern of file names
 LONGEST = 100  # characters of a name
+MOST_LORAS = 60  # sampled steps whose LoRA is kept, the newest: those whose samples the page shows
 MOST_BYTES = 160  # of a name in UTF-8, so that endings and numbers fit into what file systems allow (255)
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³])(\..*)?")  # device names on Windows
 
@@ -52,8 +53,9 @@ class SavesConfig(Config):
     )
     sample_every: int = row(
         0,
-        "Draws samples this often, in sample_unit: a picture for each line of sample_prompts, shown on Train LoRA "
-        "and kept in the run's folder. 0 = at the end only.",
+        "Draws samples this often, in sample_unit: a picture for each line of sample_prompts, shown on Train LoRA. "
+        f"The LoRA of each sampled step is kept, of the newest {MOST_LORAS}, so that you can take it. 0 = at the end "
+        "only.",
         span=(0, 1_000_000),
     )
     sample_unit: IntervalUnit = row("steps", "The unit of sample_every: steps, epochs or minutes.")

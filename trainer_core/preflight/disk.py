@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..config import RunConfig, setting
+from ..config import MOST_LORAS, RunConfig, setting
 from ..data.fit import BINS
 from ..data.plan import Plan
 from ..memory import DTYPES
@@ -21,17 +21,33 @@ SMALL_FILES = 20_000  # bytes of the small files of a save
 def check_disk(config: RunConfig, plan: Plan, outline: Outline, runs: Path, existing: int = 0) -> None:
     """Raise ValueError when the saves of a run do not fit into the folder of runs.
 
-    While a save is written, keep_last older ones are on the disk. existing: bytes of saves that the run already has.
+    While a save is written, keep_last older ones are on the disk. existing: bytes of saves that the run already has,
+    and of LoRAs of its sampled steps.
     """
     each, count = save_bytes(config, plan, outline), config.saves.keep_last + 1 if config.saves.save_every else 1
-    needed = each * count - existing
+    sampled = sampled_steps(config, plan)
+    loras = sampled * sum(_files(config, outline))
+    needed = each * count + loras - existing
     free = shutil.disk_usage(next(path for path in (runs, *runs.parents) if path.exists())).free
     if needed > free:
+        with_samples = f", and {loras / 1e6:,.0f} MB for the LoRAs of {sampled} sampled steps" if loras else ""
+        rarer = f", or {setting('saves.sample_every')} higher" if loras else ""
         raise ValueError(
-            f"The saves of this run need {needed / 1e6:,.0f} MB ({count} of {each / 1e6:,.0f} MB each) and "
-            f"{free / 1e6:,.0f} MB are free in {runs}; make room, or set {setting('saves.keep_last')} or "
-            f"{setting('lora.rank')} lower."
+            f"The saves of this run need {needed / 1e6:,.0f} MB ({count} of {each / 1e6:,.0f} MB each{with_samples}) "
+            f"and {free / 1e6:,.0f} MB are free in {runs}; make room, or set {setting('saves.keep_last')} or "
+            f"{setting('lora.rank')} lower{rarer}."
         )
+
+
+def sampled_steps(config: RunConfig, plan: Plan) -> int:
+    """Count the steps whose LoRA is kept because they draw samples; 1 where minutes decide, which nobody can count."""
+    every, unit = config.saves.sample_every, config.saves.sample_unit
+    if not every or not config.sample.prompts:
+        return 0
+    if unit == "minutes":
+        return 1
+    length = plan.steps if unit == "steps" else int(plan.epochs_after(plan.steps))
+    return min(MOST_LORAS, max(0, length - 1) // every)  # the end is saved anyway
 
 
 def save_bytes(config: RunConfig, plan: Plan, outline: Outline) -> int:
@@ -41,12 +57,18 @@ def save_bytes(config: RunConfig, plan: Plan, outline: Outline) -> int:
     rates = learning_rates(optimizer, base)
     groups = network.groups(rates, optimizer.conv_learning_rate, optimizer.lora_plus_ratio)
     parameters = [p for group in groups for p in group["params"]]
-    with network.attached():  # the tensors of some layers are computed from the frozen weight
-        file = [tensor.numel() for tensor in network.tensors().values()]
     weights = [t.nbytes for t in network.state_dict().values()] * (2 if train.keeps_by else 1)
     state = optimizer_state(parameters, optimizer.replace(ema_device="same"))  # the average is saved wherever it is
     sizes = [*weights, *(count * dtype.itemsize for count, dtype in state), sum(looked_at(parameters)) * 4]
-    for dtype in [train.save_dtype] * (2 if optimizer.ema_decay else 1) + ["float32"] * bool(train.keeps_by):
-        sizes += [count * DTYPES[dtype].itemsize for count in file]
+    sizes += _files(config, outline)
     history = 8 * plan.steps * (1 + len(plan.concept_names())) + (8 + 4 * BINS) * len(plan.manifest.pictures)
     return sum(sizes) + TENSOR_ENTRY * len(sizes) + SMALL_FILES + history
+
+
+def _files(config: RunConfig, outline: Outline) -> list[int]:
+    """List the bytes of each tensor in the LoRA files of a save."""
+    network, train = outline.network, config.train
+    with network.attached():  # the tensors of some layers are computed from the frozen weight
+        counts = [tensor.numel() for tensor in network.tensors().values()]
+    averages, best = 2 if config.optimizer.ema_decay else 1, ["float32"] * bool(train.keeps_by)
+    return [count * DTYPES[dtype].itemsize for dtype in [train.save_dtype] * averages + best for count in counts]

@@ -20,6 +20,7 @@ from .folder import (
     FILES,
     HISTORY,
     LOG,
+    LORAS,
     OWNER,
     PARTS,
     PUBLISHED,
@@ -77,7 +78,8 @@ def signature(path: Path) -> tuple[object, ...] | None:
     if (path / OWNER).exists():
         return None
     try:
-        paths = [path, *(path / name for name in PARTS), *((path / CHECKPOINTS).glob("*"))]
+        inner = (each for name in (CHECKPOINTS, LORAS) for each in (path / name).glob("*"))
+        paths = [path, *(path / name for name in PARTS), *inner]
         return tuple(_stamp(each) for each in paths)
     except OSError:  # nothing can be said of it: look anew each time
         return None
@@ -214,6 +216,8 @@ def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -
 def _files(run: RunFolder, checkpoints: Sequence[Checkpoint], roots: Sequence[Path], *, verify: bool) -> dict[str, Any]:
     described = {checkpoint.path: _save(checkpoint, verify=verify) for checkpoint in checkpoints}
     described |= {path: _broken_save(path) for path in run.saves() if path not in described}
+    saved = {save["step"] for save in described.values()}
+    described |= {each.path: _save(each, verify=verify) for each in run.sampled() if each.step not in saved}
     saves = [save for path, save in described.items() if path.is_dir()]  # check again: a run in progress removes saves
     return {
         "saves": sorted(saves, key=lambda save: save["step"])[-MOST_SAVES:],

@@ -174,7 +174,7 @@ def working_run(
 def _remove_without_saves(runs: Path, run: RunFolder) -> None:
     """Delete a new run that ended before its first save, unless another process has taken it up."""
     with suppress(OSError, RuntimeError):  # of a full or missing disk: it must not hide the first error
-        if not run.checkpoints():
+        if not run.checkpoints() and not run.sampled():
             with claiming(runs):
                 if not run.busy():
                     remove_folder(run.path)

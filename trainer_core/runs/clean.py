@@ -67,11 +67,13 @@ def clear(run: RunFolder, *, states: bool = False) -> None:
 
 
 def saves_of(run: RunFolder, steps: Collection[int]) -> list[Clearable]:
-    """List the saves of some steps, also unreadable ones; raises ValueError for a step without a save."""
-    found = {int(path.name.rpartition("-")[2]): path for path in run.saves()}
-    if missing := sorted(set(steps) - found.keys()):
+    """List the saves and LoRAs of some steps, also unreadable saves; raises ValueError for a step that has neither."""
+    paths = [*run.saves(), *(each.path for each in run.sampled())]
+    found = [(int(path.name.rpartition("-")[2]), path) for path in paths]
+    if missing := sorted(set(steps) - {step for step, _ in found}):
         raise ValueError(f"{run.path.name} has no save of step {missing[0]}; it may have been deleted.")
-    return [Clearable(found[step], size_of(found[step]), f"the save of step {step}") for step in sorted(set(steps))]
+    doomed = sorted((step, path) for step, path in found if step in steps)
+    return [Clearable(path, size_of(path), f"the save of step {step}") for step, path in doomed]
 
 
 def delete_saves(run: RunFolder, steps: Collection[int]) -> None:

@@ -15,8 +15,8 @@ LARGEST = 20 * 10**9  # bytes of the LoRA files of a save
 
 
 def save_to_export(run: RunFolder, step: int | None) -> Checkpoint:
-    """Find the save of a step, by default the last one with a LoRA; raises ValueError without one."""
-    found = [checkpoint for checkpoint in run.checkpoints() if FILES in checkpoint.files]
+    """Find the save, or the sampled step, with a LoRA, by default the last one; raises ValueError without one."""
+    found = run.loras()
     wanted = (run.result() or {}).get("step") if step is None else step
     for checkpoint in found:
         if checkpoint.step == wanted or wanted is None:
@@ -47,9 +47,8 @@ def sound_files(run: RunFolder, checkpoint: Checkpoint) -> list[tuple[str, Path,
 
 
 def lora_of_each_save(run: RunFolder) -> list[tuple[int, Path]]:
-    """List the LoRA files of a run's last weights by the steps of its saves; raises ValueError for a damaged save."""
-    saves = [checkpoint for checkpoint in run.checkpoints() if FILES in checkpoint.files]
-    return sorted((save.step, sound_files(run, save)[0][1]) for save in saves)
+    """List the LoRA files of a run by the steps of its saves and samples; raises ValueError for a damaged one."""
+    return sorted((save.step, sound_files(run, save)[0][1]) for save in run.loras())
 
 
 def export_save(

@@ -5,6 +5,7 @@ log.jsonl                one line for each step, validation and event
 summary.txt              a short summary for people
 checkpoints/step-…/      each save: weights, optimizer, the LoRA in its final form, checkpoint.json with all digests
 samples/                 pictures drawn during and after training
+loras/step-…/            the LoRA files of each step that drew samples, and checkpoint.json as in a save
 picture.png              a small picture that was trained, which stands for the run until it has samples
 workflow.json            the workflow that trained it, where ComfyUI keeps workflows in its files
 title.json               the title that a person gave it
@@ -22,7 +23,7 @@ import platform
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -56,32 +57,20 @@ from ..common.values import (
     unfit,
 )
 from ..common.wording import names, printable, say
-from ..config import run_again, setting
+from ..config import MOST_LORAS, run_again, setting
 from .asked import take
 from .key import FORMAT, SHOWN, Keys
 
 RUN, RESULT, LOG, SUMMARY = "run.json", "result.json", "log.jsonl", "summary.txt"
-CHECKPOINTS, SAMPLES, CHECKPOINT = "checkpoints", "samples", "checkpoint.json"
+CHECKPOINTS, SAMPLES, LORAS, CHECKPOINT = "checkpoints", "samples", "loras", "checkpoint.json"
 LOCK, OWNER = "lock", "owner.json"
 WEIGHTS, OPTIMIZER, LORA = "weights.safetensors", "optimizer.safetensors", "lora"
 HISTORY = "history.safetensors"  # in a save: losses and validation losses
 FILES = "files.json"  # in a save: the list of its LoRA files
 PUBLISHED = "published.json"  # in a run's folder: copies of its files in other folders
 WORKFLOW, TITLE, PICTURE = "workflow.json", "title.json", "picture.png"
-PARTS = (
-    RUN,
-    RESULT,
-    LOG,
-    SUMMARY,
-    CHECKPOINTS,
-    SAMPLES,
-    PUBLISHED,
-    WORKFLOW,
-    TITLE,
-    PICTURE,
-    LOCK,
-    OWNER,
-)  # of a run's folder
+# of a run's folder
+PARTS = (RUN, RESULT, LOG, SUMMARY, CHECKPOINTS, SAMPLES, LORAS, PUBLISHED, WORKFLOW, TITLE, PICTURE, LOCK, OWNER)
 CLAIMS = ".lock"  # in the folder of runs
 CLAIM = 60.0  # seconds to wait for a process that chooses a run: it reads that run's last save
 PROBE = 0.5  # seconds to wait for the lock, which `busy` may hold for a moment
@@ -266,7 +255,7 @@ class RunFolder:
 
     def folders(self) -> list[Path]:
         """List its own folder and those in it that a process writes to; links to other places are left out."""
-        inner = (self.path / CHECKPOINTS, self.path / SAMPLES)
+        inner = (self.path / name for name in (CHECKPOINTS, SAMPLES, LORAS))
         return [self.path, *(folder for folder in inner if not is_elsewhere(folder, self.path))]
 
     def owner(self) -> str:
@@ -326,7 +315,16 @@ class RunFolder:
 
         Raises any error of `write`, and OSError of the disk; then the run's folder is unchanged.
         """
-        path = self.path / CHECKPOINTS / f"step-{step:08}"
+        return self._write(self.path / CHECKPOINTS / f"step-{step:08}", step, write, stays=stays)
+
+    def save_lora(self, step: int, write: Callable[[Path], None]) -> None:
+        """Write the LoRA files of a step that drew samples, as `save` does; those of the oldest such steps go."""
+        self._write(self.path / LORAS / f"step-{step:08}", step, write, stays=False)
+        for old in self._steps_in(LORAS)[MOST_LORAS:]:
+            with suppress(OSError):
+                remove_folder(old)
+
+    def _write(self, path: Path, step: int, write: Callable[[Path], None], *, stays: bool) -> Checkpoint:
         if not (self.path / RUN).exists():  # deleted during the run
             write_json(self.path / RUN, self.about)
         with written_folder(path) as folder:
@@ -343,12 +341,23 @@ class RunFolder:
 
     def checkpoints(self) -> list[Checkpoint]:
         """List the saves whose checkpoint.json is readable, the newest first."""
-        found = ((path, _read_checkpoint(path)) for path in self.saves())
-        return [c for path, c in found if c is not None and path.name == f"step-{c.step:08}"]
+        return _readable(self.saves())
+
+    def loras(self) -> list[Checkpoint]:
+        """List what holds LoRA files, the newest first: saves, and sampled steps whose save is gone."""
+        found = {each.step: each for each in (*self.sampled(), *self.checkpoints()) if FILES in each.files}
+        return [found[step] for step in sorted(found, reverse=True)]
+
+    def sampled(self) -> list[Checkpoint]:
+        """List the LoRAs of sampled steps, the newest first."""
+        return _readable(self._steps_in(LORAS))
 
     def saves(self) -> list[Path]:
         """List the folders of all saves, also of unreadable ones, the newest first."""
-        folder = self.path / CHECKPOINTS
+        return self._steps_in(CHECKPOINTS)
+
+    def _steps_in(self, name: str) -> list[Path]:
+        folder = self.path / name
         paths = [path for path in folder.iterdir() if _STEP.fullmatch(path.name)] if folder.is_dir() else []
         paths = [path for path in paths if not is_elsewhere(path, folder)]
         return sorted(paths, key=lambda path: -int(path.name.removeprefix("step-")))
@@ -547,6 +556,11 @@ def _last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read()
+
+
+def _readable(paths: Iterable[Path]) -> list[Checkpoint]:
+    found = ((path, _read_checkpoint(path)) for path in paths)
+    return [c for path, c in found if c is not None and path.name == f"step-{c.step:08}"]
 
 
 def _read_checkpoint(path: Path) -> Checkpoint | None:

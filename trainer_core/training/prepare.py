@@ -182,9 +182,9 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
     """
     config, plan, note = job.config, planned.plan, job.callbacks.note
     outline = outline_run(config, planned.outline)
-    saved_bytes = sum(checkpoint.size for checkpoint in existing.checkpoints()) if existing else 0
+    saved = [*existing.checkpoints(), *existing.sampled()] if existing else []
     if job.world.leads:  # the others write nothing there
-        check_disk(config, plan, outline, job.runs, saved_bytes)
+        check_disk(config, plan, outline, job.runs, sum(each.size for each in saved))
         job.destination.check_folders()
         check_writable(job.runs)
     long = long_captions(plan, outline.base.text, word_ids(config.lora.embeddings))

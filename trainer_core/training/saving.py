@@ -44,7 +44,8 @@ class Saving:
         if (due and run.at < run.plan.steps) or "save" in asked:  # the end is saved anyway
             self._save(asked="save" in asked)
         if "sample" in asked or (run.at < run.plan.steps and self._sample_is_due()):
-            draw_samples(run)
+            if draw_samples(run):
+                _keep_lora(run)
             self._sampled = self._clock()
 
     def before_first_step(self) -> None:
@@ -154,6 +155,17 @@ def save(run: Run, *, stays: bool = False, at_end: bool = False, lora: bool = Tr
     run.record("saved", step=run.at)
     run.folder.prune(run.config.saves.keep_last)
     return checkpoint
+
+
+def _keep_lora(run: Run) -> None:
+    """Keep the LoRA that drew samples, so that people can take it; a failure is reported once and stops nothing."""
+    if any(checkpoint.step == run.at and checkpoint.stays for checkpoint in run.folder.checkpoints()):
+        return
+    try:
+        run.folder.save_lora(run.at, lambda folder: write_versions(run, folder, at_end=False))
+    except (*DISK_ERRORS, ValueError) as error:
+        why = describe_disk_error(error, run.folder.path) if isinstance(error, DISK_ERRORS) else str(error)
+        run.note_once("loras", f"The LoRA of the samples of step {run.at} could not be kept: {why}")
 
 
 def publish(run: Run, checkpoint: Checkpoint, kind: str = "") -> list[Saved]:

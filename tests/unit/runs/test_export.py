@@ -117,7 +117,7 @@ def test_no_part_of_a_run_may_be_a_link_to_another_place(run, tmp_path, part):
         place.rename(run.path / "aside")
     else:
         place.unlink(missing_ok=True)
-    place.symlink_to(outside if part in ("checkpoints", "samples") else outside / "file")
+    place.symlink_to(outside if part in ("checkpoints", "samples", "loras") else outside / "file")
     with pytest.raises(ValueError, match=f"{part} of moss-.* is a link to another place"):
         open_run(run.path)
     described = describe_in_detail(run.path)
