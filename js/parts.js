@@ -36,6 +36,51 @@ export function makeButton(name, help, act) {
   return made;
 }
 
+// A button "…" that opens a menu of further things to do: what each is called, its help, and what it does.
+/** @param {() => [string, string, () => void][]} entries */
+export function makeMenu(entries) {
+  const menu = make("div", "position:fixed;margin:0;padding:4px;border:1px solid var(--border-color);border-radius:6px;" +
+    "background:var(--comfy-menu-bg);flex-direction:column;gap:2px");
+  menu.className = "atelier-menu";
+  menu.popover = "auto"; // closed by Escape, or by a click elsewhere
+  menu.setAttribute("role", "menu");
+  const opener = makeButton("…", t("More"), () => {
+    menu.replaceChildren(...entries().map(([name, help, act]) => {
+      const entry = makeButton(name, help, () => {
+        menu.hidePopover();
+        act();
+      });
+      entry.setAttribute("role", "menuitem");
+      entry.style.cssText += ";border:0;text-align:left;padding:6px 10px";
+      return entry;
+    }));
+    document.body.append(menu);
+    menu.showPopover();
+    const { left, bottom } = opener.getBoundingClientRect();
+    menu.style.left = `${Math.min(left, innerWidth - menu.offsetWidth)}px`;
+    menu.style.top = `${Math.min(bottom, innerHeight - menu.offsetHeight)}px`;
+    /** @type {HTMLElement | null} */ (menu.firstElementChild)?.focus();
+  });
+  opener.setAttribute("aria-label", t("More"));
+  opener.setAttribute("aria-haspopup", "menu");
+  menu.addEventListener("keydown", (event) => {
+    event.stopPropagation(); // no shortcuts of the editor
+    const turn = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!turn) return;
+    event.preventDefault();
+    const all = /** @type {HTMLElement[]} */ ([...menu.children]);
+    const at = all.indexOf(/** @type {HTMLElement} */ (document.activeElement)) + turn;
+    all[(at + all.length) % all.length].focus();
+  });
+  menu.addEventListener("toggle", (event) => {
+    const open = /** @type {ToggleEvent} */ (event).newState === "open";
+    menu.style.display = open ? "flex" : "";
+    opener.ariaExpanded = String(open);
+    if (!open) menu.remove();
+  });
+  return opener;
+}
+
 // Whether a link gives a widget's value.
 /** @param {GraphNode} node @param {string} name */
 export function isLinked(node, name) {

@@ -7,7 +7,8 @@ import { t } from "./words.js";
 /** @typedef {{ name: string, step: number, prompt: number, weights: string }} Sample prompt: counted from 0 */
 
 const NAME = /^step-(\d+)-(\d+)(-[a-z]+)?\.png$/; // as the run writes them: step, prompt, weights
-const THUMB = 64, MOST_STEPS = 60; // pixels; the newest steps
+const THUMB = 72, LARGE = 192, HIGH = 420; // pixels: a picture at least, at most; the strip at most
+const MOST_STEPS = 60; // the newest
 /** @type {Record<string, [number, number]>} */
 const TURNS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
@@ -50,7 +51,7 @@ export class SampleStrip {
   constructor(host) {
     this.#host = host;
     host.className = "atelier-samples";
-    host.style.cssText = `display:none;overflow:auto;max-height:${2 * THUMB + 12}px;width:100%`;
+    host.style.cssText = `display:none;overflow:hidden auto;max-height:${HIGH}px;width:100%`;
     host.addEventListener("pointerdown", (event) => event.stopPropagation());
     host.addEventListener("keydown", (event) => {
       const { dataset } = /** @type {HTMLElement} */ (event.target);
@@ -65,11 +66,13 @@ export class SampleStrip {
     [this.#shown, this.#run, this.#prompts, this.#rows] = [shown, run, prompts, table(files)];
     this.#host.style.display = this.#rows.length ? "block" : "none";
     this.#host.replaceChildren(...this.#rows.map((row, i) => {
-      const line = make("div", "display:flex;gap:2px;margin-bottom:2px");
+      const prompt = make("figure", "margin:0 0 4px"), line = make("div", "display:flex;gap:2px;overflow:auto hidden");
       line.append(...row.map((sample, j) => this.#thumb(sample, i, j)));
-      return line;
+      const words = make("figcaption", "font:11px/15px sans-serif;overflow-wrap:anywhere", this.#title(row));
+      prompt.append(line, words);
+      return prompt;
     }));
-    this.#host.scrollLeft = this.#host.scrollWidth; // the newest
+    for (const { firstElementChild: line } of this.#host.children) if (line) line.scrollLeft = line.scrollWidth; // newest
   }
 
   /** @param {number} row @param {number} column */
@@ -83,15 +86,27 @@ export class SampleStrip {
     this.#view?.close();
   }
 
+  // What stands beneath a row: its prompt, and the weights that drew it.
+  /** @param {(Sample | null)[]} row */
+  #title(row) {
+    const sample = row.find((each) => each !== null);
+    return sample ? this.#prompt(sample) + (sample.weights && ` (${sample.weights})`) : "";
+  }
+
   /** @param {Sample} sample */
-  #words({ step, prompt, weights }) {
-    const of = weights ? ` (${weights})` : "";
-    return `${t("step {0}", step)}${of} · ${this.#prompts[prompt] ?? t("prompt {0}", prompt + 1)}`;
+  #prompt({ prompt }) {
+    return this.#prompts[prompt] ?? t("prompt {0}", prompt + 1);
+  }
+
+  /** @param {Sample} sample */
+  #words(sample) {
+    const of = sample.weights ? ` (${sample.weights})` : "";
+    return `${t("step {0}", sample.step)}${of} · ${this.#prompt(sample)}`;
   }
 
   /** @param {Sample | null} sample @param {number} row @param {number} column */
   #thumb(sample, row, column) {
-    const style = `flex:0 0 ${THUMB}px;height:${THUMB}px;padding:0;border:0;background:none;position:relative`;
+    const style = `flex:1 0 ${THUMB}px;max-width:${LARGE}px;aspect-ratio:1;padding:0;border:0;background:none;position:relative`;
     if (!sample) return make("div", style);
     const button = makeButton("", this.#words(sample), () => this.#open(row, column));
     button.style.cssText = `${style};cursor:zoom-in`;
@@ -99,7 +114,7 @@ export class SampleStrip {
     const image = make("img", "width:100%;height:100%;object-fit:contain;border-radius:3px");
     const src = address(this.#run, sample.name, "webp;70");
     Object.assign(image, { src, alt: this.#words(sample), loading: "lazy" });
-    const step = make("span", "position:absolute;left:2px;bottom:1px;font:10px sans-serif;color:#fff;" +
+    const step = make("span", "position:absolute;left:2px;bottom:1px;font:11px sans-serif;color:#fff;" +
       "text-shadow:0 0 2px #000,0 0 3px #000", String(sample.step));
     button.append(image, step);
     return button;

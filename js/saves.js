@@ -39,7 +39,7 @@ function findTrain(name) {
 }
 
 /** @param {GraphNode} node @param {string} name @param {string | number} value */
-function set(node, name, value) {
+export function set(node, name, value) {
   const widget = /** @type {Widget} */ (node.widgets.find((each) => each.name === name));
   widget.value = value;
   widget.callback?.(value);

@@ -1,10 +1,13 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { compareSaves, drawWithIt } from "./after.js";
 import { RunGraph } from "./graph.js";
 import { failureOf, failureOfRun, linked, onFailures } from "./failures.js";
 import { Filling } from "./filling.js";
-import { RED, WISHES, addressOf, ask, make, makeButton, nodes, putFirst, takePlace, toast } from "./parts.js";
+import { RED, WISHES, addressOf, ask, make, makeButton, makeMenu, nodes, putFirst, takePlace, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
+import { download } from "./saves.js";
+import { openRuns } from "./tab.js";
 import { t, told } from "./words.js";
 
 // The run on Train LoRA: status, buttons, loss graph, samples, notes. What is shown comes from the run's folder, so
@@ -14,11 +17,15 @@ import { t, told } from "./words.js";
 /** @typedef {import("./parts.js").Found} Found */
 
 const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
+const FULL = 0.95; // share of the memory in use from which it is nearly full
 const FRESH = 2000; // steps that events may add before the server is asked for a thinned curve again
 const OFTEN = 1000, SELDOM = 60_000; // milliseconds between two looks into a run's folder: at most, and while it trains
 const INTERVAL = 500; // milliseconds between two looks at which renderer is on
 const FOLLOWED = 2000; // milliseconds between two looks at a run that another process trains
 const SOUGHT = 5000, PATIENCE = 600_000; // the same at whether a copied command runs yet, and how long it is looked for
+
+const TABLE = "width:100%;border-collapse:collapse;margin:2px 0", CELL = "text-align:left;padding:1px 6px 1px 0;" +
+  "vertical-align:top;border-bottom:1px solid var(--border-color);overflow-wrap:anywhere";
 
 /** @type {WeakMap<GraphNode, View>} */
 const views = new WeakMap(); // Train LoRA, or a node that stands for a subgraph with one -> its view
@@ -47,12 +54,15 @@ class View {
     details: make("div", "font:11px/14px sans-serif;opacity:0.75;overflow-wrap:anywhere"),
     done: make("div", "height:100%;width:0;border-radius:2px;background:var(--p-primary-color, #5b9bd5)"),
     bar: make("div", "height:4px;border-radius:2px;background:var(--border-color);display:none"),
+    memory: make("div", "display:none;align-items:center;gap:8px;font:11px/14px sans-serif"),
+    used: make("div", "height:100%;border-radius:2px"),
+    room: make("span", "opacity:0.75"),
     buttons: make("div", "display:flex;flex-wrap:wrap;gap:4px;width:100%"),
     command: make("div", "font:12px sans-serif;display:none;overflow-wrap:anywhere"),
     graph: make("div", "display:none"),
     samples: make("div"),
     notes: make("details", "font:11px sans-serif;display:none"),
-    text: make("div", "overflow:auto;max-height:150px;user-select:text;cursor:text;padding:4px;border-radius:4px;" +
+    text: make("div", "overflow:hidden auto;max-height:240px;user-select:text;cursor:text;padding:4px;border-radius:4px;" +
       "background:var(--comfy-input-bg);overflow-wrap:anywhere"),
   };
   #outer = make("div", "width:100%;overflow:hidden;box-sizing:border-box");
@@ -61,11 +71,12 @@ class View {
   /** @type {HTMLElement | null} */
   #home = null; // where the classic renderer has it
   /** @type {HTMLButtonElement[]} */
-  #buttons = [];
+  #buttons = []; // of a run at work
+  /** @type {HTMLButtonElement[]} */
+  #after = []; // of one that ended
   #go = makeButton(t("Continue"), t("Queue this workflow again; the run goes on from its last save."), () =>
     app.queuePrompt(0, 1));
-  #copy = makeButton(t("Copy command"), t("Copy the line that trains this run in a shell; it then shows here."), () =>
-    this.#copyCommand());
+  #menu = makeMenu(() => this.#more());
   /** @type {RunGraph | null} */
   #graph = null;
   #samples = new SampleStrip(this.#parts.samples);
@@ -76,7 +87,7 @@ class View {
     this.#node = node;
     this.#filling = new Filling(node);
     const outer = this.#outer, inner = this.#inner;
-    const { status, details, done, bar, buttons, command, graph, samples, notes } = this.#parts;
+    const { status, details, done, bar, memory, used, room, buttons, command, graph, samples, notes } = this.#parts;
     outer.className = "atelier-train";
     status.className = "atelier-status";
     status.setAttribute("role", "status");
@@ -84,17 +95,22 @@ class View {
     command.className = "atelier-command";
     command.setAttribute("role", "status");
     bar.append(done);
+    memory.className = "atelier-memory";
+    const whole = make("div", "flex:0 1 96px;height:8px;border-radius:2px;overflow:hidden;background:var(--border-color)");
+    whole.append(used);
+    memory.append(whole, room);
     for (const [what, name, help] of WISHES) {
       const button = makeButton(name, help, () => this.#ask(what));
       button.dataset.ask = what;
       this.#buttons.push(button);
     }
-    const own = node.subgraph ? [] : [this.#filling.preset, this.#filling.guess]; // a subgraph's inputs are those of several nodes
-    for (const button of [...this.#buttons, this.#go, this.#copy, ...own])
-      button.style.cssText += ";flex:1 1 auto;padding:3px 2px";
-    buttons.append(...this.#buttons, this.#go, ...own, this.#copy);
+    for (const [name, help, act] of this.#atEnd()) this.#after.push(makeButton(name, help, act));
+    const own = node.subgraph ? [] : [this.#filling.preset, this.#filling.guess]; // its inputs are those of several nodes
+    const shown = [...this.#buttons, this.#go, ...own, ...this.#after];
+    for (const button of shown) button.style.cssText += ";flex:1 1 auto;padding:3px 2px";
+    buttons.append(...shown, this.#menu);
     this.#fillNotes();
-    inner.append(status, details, bar, buttons, command, this.#filling.box, graph, samples, notes);
+    inner.append(status, details, bar, memory, buttons, command, this.#filling.box, graph, samples, notes);
     outer.append(inner);
     this.#addWidget(outer, inner);
     this.#draw();
@@ -207,8 +223,8 @@ class View {
   #write(words) {
     if (words === this.#notes) return; // what somebody marked stays marked
     this.#notes = words;
-    const { notes, text } = this.#parts, table = "font:10px monospace;white-space:pre", plain = "min-height:6px";
-    text.replaceChildren(...words.split("\n").map((line) => make("div", line.startsWith("|") ? table : plain, line)));
+    const { notes, text } = this.#parts;
+    text.replaceChildren(...written(words.split("\n")));
     notes.style.display = words ? "" : "none";
   }
 
@@ -226,8 +242,38 @@ class View {
     if (this.#state.followed && run === this.#state.run) this.update(answer.alive ? answer : { run });
   }
 
+  // The Train LoRA whose run is shown: the node itself, or one inside of the subgraph that the node stands for.
+  get #train() {
+    const found = [...trains()].filter(({ node, around }) => [node, ...around].includes(this.#node));
+    return found.find(({ id }) => id === this.#state.node) ?? found[0];
+  }
+
+  // What can be done with a run that ended: what each is called, its help, and what it does.
+  /** @returns {[string, string, () => void][]} */
+  #atEnd() {
+    const run = () => /** @type {Run} */ (this.#detail);
+    return [
+      [t("Draw with it"), t("Go to the Sample that is linked to this node; without one, add it."), () =>
+        this.#train && drawWithIt(this.#train)],
+      [t("Compare saves"), t("Go to a Compare LoRAs with the saves of this run; without one, add it."), () =>
+        this.#train && compareSaves(this.#train, run())],
+      [t("Open in LoRA runs"), t("Show this run in the sidebar: its saves, settings and files."), () =>
+        openRuns({ run: run().run })],
+      [t("Download"), t("Download LoRA, settings and samples as a zip"), () => download(run())],
+    ];
+  }
+
+  // The entries of the menu.
+  /** @returns {[string, string, () => void][]} */
+  #more() {
+    return [
+      [t("Copy command"), t("Copy the line that trains this run in a shell; it then shows here."), () =>
+        this.#copyCommand()],
+    ];
+  }
+
   async #copyCommand() {
-    const { id } = [...trains()].find(({ node, around }) => [node, ...around].includes(this.#node)) ?? {};
+    const { id } = this.#train ?? {};
     const { workflow } = await app.graphToPrompt();
     const { command, error } = await ask("/atelier/command", { workflow, node: id ?? "" });
     if (error) return this.#say(told(error));
@@ -285,8 +331,8 @@ class View {
   }
 
   #draw() {
-    const { status, details, done, bar, graph } = this.#parts;
-    const { alive = false, step = 0, steps = 0, run, text } = this.#state, detail = this.#detail;
+    const { status, details, done, bar, memory, used, room, graph } = this.#parts;
+    const { alive = false, step = 0, steps = 0, run, text, memory: taken } = this.#state, detail = this.#detail;
     const ended = !alive && detail?.status !== "running"; // an older answer calls it running still
     const failure = alive ? "" : this.#failure || (ended && detail?.failed ? String(told(detail.sentence)) : "");
     const words = told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
@@ -301,25 +347,70 @@ class View {
     details.style.minHeight = alive ? "28px" : ""; // two lines, so that what is beneath stays where it is
     bar.style.display = alive && steps ? "" : "none";
     done.style.width = `${(100 * step) / Math.max(1, steps)}%`;
-    const stopped = !alive && detail?.status === "stopped";
-    for (const button of this.#buttons) {
-      button.style.display = stopped ? "none" : "";
-      button.disabled = !alive;
-      button.style.opacity = alive ? "1" : "0.4";
-      button.style.cursor = alive ? "pointer" : "default";
-    }
+    memory.style.display = alive && taken?.words ? "flex" : "none";
+    room.textContent = told(taken?.words);
+    const share = taken?.share ?? 0;
+    used.style.width = `${100 * share}%`;
+    used.style.background = share > FULL ? RED : "var(--p-primary-color, #5b9bd5)";
     this.#filling.update(alive);
-    this.#go.style.display = stopped && !failure ? "" : "none"; // the same again would fail again
-    this.#copy.style.display = alive ? "none" : "";
+    this.#drawButtons(Boolean(failure));
     const said = this.#state.notes?.length ? this.#state.notes : detail?.notes ?? [];
-    this.#write(said.join("\n\n"));
-    graph.style.display = this.#curves ? "" : "none";
-    if (this.#curves) {
+    this.#write(said.toReversed().join("\n\n")); // what came of the run stands in the last ones
+    const drawn = this.#curves?.loss.length;
+    graph.style.display = drawn ? "" : "none";
+    if (this.#curves && drawn) {
       this.#graph ??= new RunGraph(graph);
       this.#graph.setRuns([graphOf(detail, this.#curves)]);
     }
     this.#samples.set(run ?? "", detail?.samples ?? [], detail?.prompts ?? []);
   }
+
+  // Only what can be done now; what can be done in a while says why not yet.
+  /** @param {boolean} failed */
+  #drawButtons(failed) {
+    const { alive, run, step } = this.#state, detail = this.#detail;
+    const begun = Boolean(step), stopped = !alive && detail?.status === "stopped";
+    const ended = !alive && (stopped || detail?.status === "finished");
+    /** @param {HTMLElement} button @param {boolean} may */
+    const show = (button, may) => void (button.style.display = may ? "" : "none");
+    for (const [i, button] of this.#buttons.entries()) {
+      const [what, , help] = WISHES[i];
+      const early = !begun && (what === "save" || what === "sample");
+      const why = early ? t("Possible after the first step.")
+        : what === "sample" && detail?.prompts && !detail.prompts.length
+          ? t("There is nothing to draw; set sample_prompts of Saves & Samples before the next run.") : "";
+      show(button, Boolean(alive));
+      button.disabled = Boolean(why);
+      button.title = why || help;
+      button.style.opacity = why ? "0.4" : "1";
+      button.style.cursor = why ? "default" : "pointer";
+    }
+    show(this.#go, stopped && !failed); // the same again would fail again
+    show(this.#menu, !alive);
+    const lora = detail?.saves?.some((save) => save.lora) ?? false;
+    const may = [ended && lora && !stopped, ended && lora, ended, ended && lora]; // Run would train a stopped one on
+    for (const [i, button] of this.#after.entries()) show(button, may[i]);
+  }
+}
+
+// Lines of notes; neighbouring ones that begin with "|" are the rows of a table, the first with its headings.
+/** @param {string[]} lines */
+function written(lines) {
+  /** @type {HTMLElement[]} */
+  const parts = [];
+  for (const line of lines) {
+    if (!line.startsWith("|")) {
+      parts.push(make("div", "min-height:6px", line));
+      continue;
+    }
+    if (/^[|\s:-]+$/.test(line)) continue; // the line beneath the headings
+    const before = parts.at(-1), table = before?.tagName === "TABLE" ? before : make("table", TABLE);
+    if (table !== before) parts.push(table);
+    const row = make("tr"), kind = table.childElementCount ? "td" : "th";
+    row.append(...line.replace(/^\||\|\s*$/g, "").split("|").map((cell) => make(kind, CELL, cell.trim())));
+    table.append(row);
+  }
+  return parts;
 }
 
 /** @param {Curves} curves @param {StepPoint} point */

@@ -29,15 +29,14 @@ interface GraphNode {
   comfyClass?: string;
   graph: Graph;
   subgraph?: Graph;
+  pos: [number, number];
   showAdvanced?: boolean;
   constructor: { nodeData?: { display_name?: string } };
-  pos: [number, number];
   size: [number, number];
   inputs?: { name: string; type: string; link: number | null; widget?: { name: string } }[];
-  outputs?: { type: string }[];
+  outputs: { name: string; type: string }[];
   widgets: Widget[];
   isInputConnected(slot: number): boolean;
-  connect(slot: number, taker: GraphNode, input: number): unknown;
   getInputLink(slot: number): { origin_id: number | string; origin_slot: number } | null;
   getInputNode(slot: number): GraphNode | null;
   getOutputNodes(slot: number): GraphNode[] | null;
@@ -46,6 +45,7 @@ interface GraphNode {
   computeSize(): [number, number];
   setSize(size: [number, number]): void;
   setDirtyCanvas(front: boolean, back: boolean): void;
+  connect(slot: number, target: GraphNode, targetSlot: number): void;
   onExecuted?(output: any, ...rest: unknown[]): void;
   onRemoved?(...rest: unknown[]): void;
   onSerialize?(data: { widgets_values?: unknown[] }): void;
@@ -235,6 +235,7 @@ interface RunState {
   steps?: number;
   text?: string;
   details?: string[];
+  memory?: { words: unknown; share: number }; // share: of all memory that is in use
   notes?: string[];
   note?: string;
   changed?: boolean;

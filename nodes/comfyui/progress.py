@@ -78,7 +78,7 @@ class NodeProgress:
         self._validation: float | None = None
         self._remaining = Remaining()
         self._began, self._told, self._measured = False, 0.0, 0.0
-        self._memory = ""
+        self._memory: dict[str, Any] = {}
         self._alive = True
         self._unseen = False
 
@@ -96,7 +96,8 @@ class NodeProgress:
             # Of a failure the node tells why: see failures.py.
             cancelled = kind is not None and issubclass(kind, comfy.model_management.InterruptProcessingException)
             self._run = None
-            self._status |= {"text": say("Cancelled before the first step.") if cancelled else "", "details": []}
+            text = say("Cancelled before the first step.") if cancelled else ""
+            self._status |= {"text": text, "details": [], "memory": {}}
         self._tell(changed=True, notes=[*self.notes, *self._report])
         self._show(announce_lora)  # one that is cancelled leaves a LoRA, too
 
@@ -166,7 +167,8 @@ class NodeProgress:
     def _phase(self, phase: str, done: int, total: int) -> None:
         self._status |= {
             "text": say("{0} {1} of {2}", phase, done, total) if total > 1 else phase,
-            "details": [self._room()],
+            "details": [],
+            "memory": self._room(),
         }
         if done in (0, total) or time.perf_counter() - self._told >= INTERVAL:
             self._tell()
@@ -191,7 +193,8 @@ class NodeProgress:
         if report.masked_area is not None:
             details.append(say("mask {0}", f"{report.masked_area:.0%}"))
         text = say("step {0} of {1}", report.step, report.steps)
-        self._status = {"text": text, "step": report.step, "steps": report.steps, "details": [*details, self._room()]}
+        self._status = {"text": text, "step": report.step, "steps": report.steps, "details": details}
+        self._status["memory"] = self._room()
         if first or report.step == report.steps or now - self._told >= INTERVAL:
             self._tell()
         self._show(lambda: self._bar.update_absolute(report.step, report.steps))
@@ -205,8 +208,8 @@ class NodeProgress:
         self._write("note", text=text)
         self._tell(changed=True, note=text)
 
-    def _room(self) -> str:
-        """Describe the memory in use and what is free; looked at once in MEMORY_INTERVAL."""
+    def _room(self) -> dict[str, Any]:
+        """Describe the memory in use, in words and as a share of all; looked at once in MEMORY_INTERVAL."""
         now = time.perf_counter()
         if now - self._measured >= MEMORY_INTERVAL or not self._memory:
             self._measured = now
@@ -216,12 +219,13 @@ class NodeProgress:
     def _measure(self) -> None:
         device = comfy.model_management.get_torch_device()
         free = cast("int", comfy.model_management.get_free_memory(device))
-        used = cast("int", comfy.model_management.get_total_memory(device)) - free
-        sizes = f"{used / 1e9:.1f}", f"{free / 1e9:.1f}"
+        total = cast("int", comfy.model_management.get_total_memory(device))
+        sizes = f"{(total - free) / 1e9:.1f}", f"{total / 1e9:.1f}", f"{free / 1e9:.1f}"
         if device.type in ("cpu", "mps"):
-            self._memory = say("RAM {0} GB used, {1} GB free", *sizes)
+            words = say("RAM: {0} of {1} GB used, {2} GB free", *sizes)
         else:
-            self._memory = say("GPU memory {0} GB used, {1} GB free", *sizes)
+            words = say("GPU memory: {0} of {1} GB used, {2} GB free", *sizes)
+        self._memory = {"words": words, "share": 1 - free / max(1, total)}
 
 
 def scan_callbacks(node_id: str) -> Callbacks:
