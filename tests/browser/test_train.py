@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from comfy_client import ComfyClient
-from lora_atelier.dev import ROOT, TOUR
+from lora_atelier.dev import QUICKSTART, ROOT, TOUR
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("unhurried")]
 
@@ -17,7 +17,7 @@ STEPS = 11  # the place of sample_steps among the values of Saves & Samples
 SAVED = f"() => window.app.graph.getNodeById({TRAIN}).serialize().widgets_values"
 PROMPT = f"async () => Object.keys((await window.app.graphToPrompt()).output[{TRAIN}].inputs)"
 ALL = "alive => { const b = [...document.querySelectorAll('.atelier-train [data-ask]')]; return b.length === 4 && "
-ALL += "b.every(button => button.disabled !== alive); }"
+ALL += "b.every(button => (button.style.display !== 'none') === alive); }"
 STATUS = "words => new RegExp(words).test(document.querySelector('.atelier-status')?.textContent)"
 # The number of colours in the graph's picture: one where nothing is drawn.
 COLOURS = """() => {
@@ -89,7 +89,8 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
         editor.render(vue=renderer == "vue")
         editor.alone(TRAIN)
         wait(page, r"^step \d+ of 100000$")
-        page.get_by_text(re.compile("left · .* · loss .*used, .*free")).wait_for()
+        page.get_by_text(re.compile("left · .* · loss ")).wait_for()
+        page.locator(".atelier-memory").get_by_text(re.compile("of .* GB used, .* GB free")).wait_for()
         page.wait_for_function(f"() => ({COLOURS})() > 3")
         if renderer == "litegraph":
             ask(page, "Save now", "The run will be saved after this step.")
@@ -104,6 +105,7 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
     page.locator(".atelier-samples button").first.click()
     large = page.locator(".atelier-large")
     large.get_by_text("red background").wait_for()
+    large.get_by_role("button", name="Use this LoRA", exact=True).wait_for()  # of a step that only drew samples
     page.keyboard.press("ArrowDown")
     large.get_by_text("green background").wait_for()
     page.keyboard.press("Escape")
@@ -178,8 +180,101 @@ def test_two_train_nodes_show_their_own_runs(editor) -> None:
     editor.page.wait_for_function(ANY, arg="^step")
     statuses = editor.page.locator(".atelier-status").all_text_contents()
     assert sorted(text.split()[0] for text in statuses) == ["No", "step"]
-    editor.page.locator('.atelier-train [data-ask="pause"]:enabled').click()
+    editor.page.locator('.atelier-train [data-ask="pause"]:visible').click()
     editor.page.locator(".atelier-train").get_by_role("button", name="Continue").wait_for()
+
+
+OFFERED = """() => [...document.querySelectorAll(".atelier-train button")]
+    .filter((each) => each.offsetParent && !each.closest(".atelier-graph, .atelier-samples, summary"))
+    .map((each) => each.textContent)"""
+OFFERS = f"names => JSON.stringify(({OFFERED})()) === JSON.stringify(names)"
+CHOSEN = "() => [...window.app.canvas.selectedItems ?? []].map((node) => [node.comfyClass, node.id])"
+# What is linked to the inputs of the newest node of a class.
+LINKED = """kind => {
+    const { graph } = window.app, node = graph.nodes.findLast(({ comfyClass }) => comfyClass === kind);
+    return Object.fromEntries(node.inputs.filter(({ link }) => link != null).map(({ name }, slot) =>
+        [name, node.getInputNode(node.inputs.findIndex((input) => input.name === name)).comfyClass]));
+}"""
+REMOVE = """kind => {
+    const { graph } = window.app;
+    for (const node of graph.nodes.filter(({ comfyClass }) => comfyClass === kind)) graph.remove(node);
+}"""
+OVERLAP = """id => {
+    const { graph } = window.app, [x, y, w, h] = graph.getNodeById(id).boundingRect;
+    return graph.nodes.some(({ id: other, boundingRect: [left, top, width, height] }) => other !== id &&
+        left < x + w && left + width > x && top < y + h && top + height > y);
+}"""
+AT_END = ["Draw with it", "Compare saves", "Open in LoRA runs", "Download", "…"]
+
+
+def short(name: str) -> dict:
+    """Return the quickstart with a short run of a name."""
+    workflow = json.loads(QUICKSTART.read_text(encoding="utf-8"))
+    values = next(node["widgets_values"] for node in workflow["nodes"] if node["type"] == "AtelierTrain")
+    values[:5] = [name, 6, 0, 1, 64]  # steps, epochs, batch_size, resolution
+    return {**workflow, "id": str(uuid.uuid4())}
+
+
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
+def test_train_lora_offers_what_can_be_done_and_what_comes_next(editor, server) -> None:
+    page, workflow = editor.page, short("offered")
+    train = next(node["id"] for node in workflow["nodes"] if node["type"] == "AtelierTrain")
+    editor.load(workflow)
+    for renderer in ("litegraph", "vue"):
+        editor.render(vue=renderer == "vue")
+        editor.alone(train)
+        page.wait_for_function(OFFERS, arg=["Guess settings", "…"])
+        assert page.locator(".atelier-graph canvas:visible").count() == 0
+        # The menu by the keyboard alone.
+        page.get_by_role("button", name="More").press("Enter")
+        page.wait_for_function("() => document.activeElement?.textContent === 'Copy command'")
+        page.keyboard.press("Escape")
+        page.locator(".atelier-menu").wait_for(state="hidden")
+        editor.settle()
+        editor.screenshot(f"idle-{renderer}-{editor.version}")
+
+    # At work: what cannot be done yet, or never in this run, says why.
+    editor.run(f"async () => await window.app.queuePrompt(0, 1, ['{train}'])")
+    wait(page, r"^step \d+ of 6$")
+    sample = page.locator('.atelier-train [data-ask="sample"]')
+    sample.and_(page.locator("[title*='set sample_prompts of Saves & Samples']")).wait_for()
+    assert sample.is_disabled() and page.locator('.atelier-train [data-ask="save"]').is_enabled()
+
+    # At the end.
+    for renderer in ("vue", "litegraph"):
+        editor.render(vue=renderer == "vue")
+        editor.alone(train)
+        page.wait_for_function(OFFERS, arg=AT_END)
+        editor.settle()
+        editor.screenshot(f"ended-{renderer}-{editor.version}")
+        with page.expect_download() as loaded:
+            page.get_by_role("button", name="Download").click()
+        assert loaded.value.suggested_filename.endswith(".zip")
+        page.get_by_role("button", name="Draw with it").click()
+        assert [kind for kind, _ in editor.run(CHOSEN)] == ["AtelierSample"]
+        editor.alone(train)
+        editor.run(REMOVE, "AtelierSample")
+        page.get_by_role("button", name="Draw with it").click()
+        ((kind, made),) = editor.run(CHOSEN)
+        assert kind == "AtelierSample" and not editor.run(OVERLAP, made)
+        origins = {"model": "AtelierTrain", "clip": "AtelierTrain", "vae": "AtelierLoadBaseModel"}
+        assert editor.run(LINKED, "AtelierSample") == origins
+        editor.alone(train)
+        for _ in range(2):  # the second finds the first
+            page.get_by_role("button", name="Compare saves").click()
+            editor.alone(train)
+        (found,) = editor.run(
+            "() => window.app.graph.nodes.filter(n => n.comfyClass === 'AtelierCompareLoras')"
+            ".map(n => n.widgets.find(w => w.name === 'of.run').value)"
+        )
+        assert found in [run["run"] for run in runs_of(server) if run["name"] == "offered"]
+        assert set(editor.run(LINKED, "AtelierCompareLoras").values()) == {"AtelierLoadBaseModel"}
+        editor.settle()
+        editor.screenshot(f"compare-{renderer}-{editor.version}")
+        editor.run(REMOVE, "AtelierCompareLoras")
+    page.get_by_role("button", name="Open in LoRA runs").click()
+    page.locator(".atelier-runs").get_by_role("heading", name="offered").wait_for()
+    page.evaluate("() => window.app.extensionManager.command.execute('Workspace.ToggleSidebarTab.atelier-runs')")
 
 
 def runs_of(server) -> list[dict]:
