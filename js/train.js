@@ -368,7 +368,7 @@ class View {
   // Only what can be done now; what can be done in a while says why not yet.
   /** @param {boolean} failed */
   #drawButtons(failed) {
-    const { alive, run, step } = this.#state, detail = this.#detail;
+    const { alive, step } = this.#state, detail = this.#detail;
     const begun = Boolean(step), stopped = !alive && detail?.status === "stopped";
     const ended = !alive && (stopped || detail?.status === "finished");
     /** @param {HTMLElement} button @param {boolean} may */
