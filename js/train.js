@@ -106,7 +106,7 @@ class View {
     }
     for (const [name, help, act] of this.#atEnd()) this.#after.push(makeButton(name, help, act));
     const own = node.subgraph ? [] : [this.#filling.preset, this.#filling.guess]; // its inputs are those of several nodes
-    const shown = [...this.#buttons, this.#go, ...own, ...this.#after];
+    const shown = [...this.#buttons, this.#go, ...this.#after, ...own];
     for (const button of shown) button.style.cssText += ";flex:1 1 auto;padding:3px 2px";
     buttons.append(...shown, this.#menu);
     this.#fillNotes();

@@ -35,7 +35,7 @@ def test_a_run_is_handed_to_a_shell_and_followed_there(editor, server) -> None:
     page, workflow = editor.page, tour("handed", "00000000-1111-4222-8333-777777777777")
     editor.load(workflow)
     said, folder = page.locator(".atelier-command:visible"), server.base / "output" / "atelier" / "runs"
-    more = page.get_by_role("button", name="More")
+    more = page.get_by_role("button", name="More", exact=True)
 
     def copy_command() -> None:
         more.click()

@@ -204,7 +204,8 @@ OVERLAP = """id => {
     return graph.nodes.some(({ id: other, boundingRect: [left, top, width, height] }) => other !== id &&
         left < x + w && left + width > x && top < y + h && top + height > y);
 }"""
-AT_END = ["Draw with it", "Compare saves", "Open in LoRA runs", "Download", "…"]
+ALWAYS = ["Preset…", "Guess settings"]
+AT_END = ["Draw with it", "Compare saves", "Open in LoRA runs", "Download", *ALWAYS, "…"]
 
 
 def short(name: str) -> dict:
@@ -223,10 +224,10 @@ def test_train_lora_offers_what_can_be_done_and_what_comes_next(editor, server) 
     for renderer in ("litegraph", "vue"):
         editor.render(vue=renderer == "vue")
         editor.alone(train)
-        page.wait_for_function(OFFERS, arg=["Guess settings", "…"])
+        page.wait_for_function(OFFERS, arg=[*ALWAYS, "…"])
         assert page.locator(".atelier-graph canvas:visible").count() == 0
         # The menu by the keyboard alone.
-        page.get_by_role("button", name="More").press("Enter")
+        page.get_by_role("button", name="More", exact=True).press("Enter")
         page.wait_for_function("() => document.activeElement?.textContent === 'Copy command'")
         page.keyboard.press("Escape")
         page.locator(".atelier-menu").wait_for(state="hidden")

@@ -431,6 +431,29 @@ def test_a_run_whose_saves_cannot_fit_is_refused_before_anything_is_loaded(confi
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("saves", "count"),
+    [
+        ({"sample_every": 2}, 4),  # of 9 steps; the end is saved anyway
+        ({"sample_every": 3}, 2),
+        ({"sample_every": 1, "sample_unit": "minutes"}, 1),
+        ({}, 0),
+    ],
+)
+def test_the_disk_must_have_room_for_the_loras_of_sampled_steps(config, tmp_path, cache, monkeypatch, saves, count):
+    config = change(config, lora={"rank": 512}, train={"steps": 9}, saves=saves)
+    config = config.replace(sample=SampleConfig(prompts=("thing",), width=32, height=32, steps=1))
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="The saves of this run need") as refused:
+        patch.setattr(disk.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1_000_000}))
+        run(config, tmp_path, cache)
+    told = re.search(r"([\d,]+) MB for the LoRAs of (\d+) sampled steps", str(refused.value))
+    assert (int(told[2]) if told else 0) == count
+    assert ("sample_every of Saves & Samples higher" in str(refused.value)) == bool(count)
+    if told:
+        one = run(change(config, train={"steps": 1}, saves={"sample_every": 0}), tmp_path, cache)
+        assert 0.9 <= int(told[1].replace(",", "")) * 1e6 / (count * one.path.stat().st_size) <= 1.1
+
+
 def test_a_finished_run_says_what_it_has_changed(config, tmp_path, cache):
     text = {"text_encoder_learning_rate": 1e-2}
     first = run(change(config, optimizer=text), tmp_path, cache)
