@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { nodes, toast } from "./parts.js";
+import { link, nodes, toast } from "./parts.js";
 import { set } from "./saves.js";
 import { t } from "./words.js";
 
@@ -70,7 +70,7 @@ function add(train, comfyClass, links, fill) {
   app.canvas.emitBeforeChange();
   const made = putBeside(train, comfyClass);
   for (const [name, from] of Object.entries(made ? links : {}))
-    if (made && from) from[0].connect(from[1], made, slotOf(made.inputs, name));
+    if (made && from) link(...from, made, slotOf(made.inputs, name));
   if (made) fill?.(made);
   app.canvas.emitAfterChange();
   return made;

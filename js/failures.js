@@ -1,6 +1,6 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { RED, ask, make, nodes, putFirst } from "./parts.js";
+import { RED, ask, link, make, nodes, putFirst } from "./parts.js";
 import { told } from "./words.js";
 
 // What went wrong at a node stands on it in red until its workflow is queued again: live, after a reload, in each tab
@@ -97,7 +97,7 @@ function addAnd(type, name, near) {
   node.pos = [Math.min(...graph.nodes.map((each) => each.pos[0])) - node.size[0] - 6 * MARGIN, near.pos[1]];
   graph.add(node);
   const taker = takerOf(node.outputs?.[0]?.type, near);
-  if (taker) node.connect(0, taker.node, taker.slot);
+  if (taker) link(node, 0, taker.node, taker.slot);
   app.canvas.emitAfterChange();
   lead(node, node.widgets?.find((each) => each.name.split(".").at(-1) === name)?.name ?? name);
 }

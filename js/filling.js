@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { ask, isLinked, make, makeButton, nodeOf, nodes, toast } from "./parts.js";
+import { ask, isLinked, link, make, makeButton, nodeOf, nodes, toast } from "./parts.js";
 import { closePopup, makeChoice, makeChooser, openPopup, placePopup } from "./popup.js";
 import { t, told } from "./words.js";
 
@@ -261,7 +261,7 @@ function add(kind, [id, socket]) {
   if (!node) return;
   taker.graph.add(node);
   node.pos = free(taker, node.size);
-  node.connect(0, taker, slot);
+  link(node, 0, taker, slot);
   return node;
 }
 

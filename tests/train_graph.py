@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from lora_atelier.trainer_core.config.forms import FORMS
+from lora_atelier.trainer_core.config.rows import Row
 
 CHECKPOINT = "atelier-tiny.safetensors"
 
@@ -155,7 +156,16 @@ def node(class_type: str, **inputs: Any) -> dict:
 
 def untouched(class_type: str, **inputs: Any) -> dict:
     """Return a node of a run as a person puts it into a graph, but for some inputs."""
-    values = {each.input: each.shown for each in FORMS[class_type].inputs if each.widget}
+    values = {}
+
+    def fill(rows: tuple[Row, ...], prefix: str = "") -> None:
+        for each in rows:
+            if each.widget:
+                name = prefix + each.input
+                values[name] = inputs.get(name, each.shown)
+                fill(each.options.get(values[name], ()), f"{name}.")
+
+    fill(FORMS[class_type].inputs)
     return node(class_type, **{**values, **inputs})
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from train_graph import changed, concept, node, untouched
+from train_graph import changed, concept, untouched
 
 from lora_atelier.trainer_core import config as c
 from lora_atelier.trainer_core.config.presets import FITS, GOALS, RECIPES, TOY, memory_of, preset
@@ -24,7 +24,7 @@ GRAPH = {
     "base": untouched("AtelierLoadBaseModel", checkpoint="model.safetensors"),
     "data": concept("pictures"),
     "lora": untouched("AtelierLoraConfig"),
-    "optimizer": node("AtelierOptimizer", **{"name": "adamw", "name.learning_rate": -1.0, "max_grad_norm": 1.0}),
+    "optimizer": untouched("AtelierOptimizer", **{"name": "adamw", "name.learning_rate": -1.0}),
     "memory": untouched("AtelierMemory"),
     "train": untouched(
         "AtelierTrain",

@@ -159,7 +159,7 @@ def test_commands_write_new_files_alone(tmp_path, capsys):
         (["resize", "{a}", "--to", "{new}", "--recipe", "x"], "--recipe has 'x' at character 1"),
         (["resize", "{a}", "--to", "{new}", "--recipe", "params,thr=1:params,thr=2"], "several recipes"),
         (["merge", "{a}", "--to", "{new}"], "lora merge has one LoRA; give it at least two"),
-        (["merge", "{a}", "{a}", "--to", "{new}", "--strength", "1"], "2 LoRAs and 1 numbers"),
+        (["merge", "{a}", "{a}", "--to", "{new}", "--strength", "1"], "1 number stands, for 2 LoRAs"),
         (["inspect", "{folder}/none.safetensors"], "none.safetensors"),
         (["inspect", "{folder}/text.safetensors"], "text.safetensors"),
     ],

@@ -87,7 +87,7 @@ def test_a_missing_folder_is_shown_resolved(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_pictures_says_what_it_holds(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="is empty; put pictures"):
         read(tmp_path)
     for i in range(12):
         (tmp_path / f"{i}.txt").write_text("x")
