@@ -72,7 +72,7 @@ def test_a_run_is_handed_to_a_shell_and_followed_there(editor, server) -> None:
             editor.alone(TRAIN)
             run.log("step", step=step, loss=0.1, lr={"unet": 1e-4})
             page.wait_for_function(STATUS, arg=f"^step {step} of 100000$")
-            page.get_by_text(re.compile(r"left · .* · loss .* · process \d+ on ")).wait_for()
+            page.get_by_text(re.compile(r"left · .* · mean loss .* · process \d+ on ")).wait_for()
             page.wait_for_function("() => document.querySelector('.atelier-graph canvas')?.offsetHeight")
             editor.settle()
             editor.screenshot(f"followed-{renderer}-{editor.version}")

@@ -23,7 +23,7 @@ def test_the_limit_of_the_cache_is_a_setting(editor, comfy: ComfyClient) -> None
         editor.settle()
         editor.screenshot(f"settings-{editor.version}")
         kept.get_by_role("button", name="Clear").click()
-        kept.get_by_text("0.00 GB: encoded pictures and captions 0.00 GB").wait_for()
+        kept.get_by_text("0 B: encoded pictures and captions 0 B").wait_for()
     finally:
         editor.run("id => window.app.extensionManager.setting.set(id, 20)", LIMIT)
         editor.page.keyboard.press("Escape")

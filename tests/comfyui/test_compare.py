@@ -147,7 +147,7 @@ def test_files_and_links_are_compared(comfy: ComfyClient, server: ComfyServer) -
     linked["x"] = compare("linked LoRAs", lora_1=["one", 0], seeds="2")
     result = comfy.queue(shown(linked))
     assert result.ok, result.error
-    assert "1 pictures: 0 drawn, 1 there already." in text(result)  # its content is the same
+    assert "1 picture: 0 drawn, 1 there already." in text(result)  # its content is the same
     assert same(comfy.images(result, "show")[0], files[3])
 
 
@@ -160,7 +160,7 @@ def test_files_and_links_are_compared(comfy: ComfyClient, server: ComfyServer) -
         ({"prompt": " "}, "prompt of Compare LoRAs is empty"),
         ({"prompt": "a --q 1"}, "--q in line 1 of prompt of Compare LoRAs is none of"),
         ({"of.files": "../../secret"}, "No file of models/loras is called '../../secret'"),
-        ({"of.files": "compare-bad", "choose": 9}, "choose of Compare LoRAs is 9, and there are 1 columns"),
+        ({"of.files": "compare-bad", "choose": 9}, "choose of Compare LoRAs is 9, and Compare LoRAs has 1 column"),
         ({"of.files": "compare-bad", "seeds": ",".join(map(str, range(1001)))}, "draws 1000 at most"),
         ({"of.files": "compare-bad", "width": 8192, "height": 8192, "seeds": "1,2,3,4,5"}, "million pixels"),
     ],

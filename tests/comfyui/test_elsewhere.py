@@ -77,7 +77,7 @@ def test_a_run_of_a_shell_is_followed_and_stopped_through_its_folder(server: Com
     assert shell.wait() == 3 and "Stopped and kept after step" in log.read_text(encoding="utf-8")
     assert post(comfy, "/atelier/shown", question)[1]["shown"] == {node: {"run": run}}  # and its newest run stays
     status, answer = post(comfy, "/atelier/runs/ask", {"run": run, "what": "stop"})
-    assert status == 409 and answer["error"] == f"No process trains {run} now; it may have just ended."
+    assert status == 409 and answer["error"] == "No process trains elsewhere now; it may have just ended."
     assert comfy.get(f"/atelier/runs/{run}")["status"] == "stopped"
 
 

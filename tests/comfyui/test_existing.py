@@ -89,7 +89,7 @@ def test_what_cannot_be_built_on_is_refused(comfy: ComfyClient, server: ComfySer
         ({"lora_name": "no-lora.safetensors"}, "no-lora.safetensors is no LoRA"),
         (
             {"lora_name": "for-xl.safetensors"},
-            "it is a LoRA for Stable Diffusion XL, the base model is Stable Diffusion 1",
+            "it is a LoRA for Stable Diffusion XL, the base model is atelier-tiny",
         ),
         ({"lora_name": "for-xl.safetensors", "use": "beneath"}, "1 of 1 layers of for-xl.safetensors have no place in"),
     ):

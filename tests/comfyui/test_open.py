@@ -45,7 +45,7 @@ def test_three_nodes_are_a_run_and_untouched_optional_nodes_change_nothing(
     first = comfy.queue(graph)
     assert first.ok, first.error
     assert (
-        "Left open, so taken from the defaults for Stable Diffusion 1: rank 16, alpha 16, preset full, "
+        "Left open, so taken from the defaults for atelier-tiny: rank 16, alpha 16, preset full, "
         "learning rate 0.003" in first.outputs["train"]["text"][0]
     )
     folder = server.base / "output" / "atelier" / "runs"

@@ -156,7 +156,7 @@ def test_a_wrong_prompt_is_refused_before_anything_runs(comfy: ComfyClient, pict
             "a --ss heun",
             "not drawn by the sampler heun of prompt 1; set --ss in sample_prompts of Saves & Samples to euler",
         ),
-        ("a --g 3", "Prompt 1 sets --g, but Stable Diffusion 1"),
+        ("a --g 3", "Prompt 1 sets --g, but atelier-tiny takes"),
     ):
         result = comfy.queue({**linked, "text": node("PrimitiveStringMultiline", value=text)})
         assert result.status == "error" and sentence in result.error, result.error
