@@ -57,7 +57,9 @@ def test_what_counts_as_a_type(code: str, found: set[str]) -> None:
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
 def test_every_module_that_the_docs_name_is_there(page: str) -> None:
-    known = {path.name for folder in ("trainer_core", "nodes", "tests", "bench", "assets", ".") for path in modules(folder)}
+    known = {
+        path.name for folder in ("trainer_core", "nodes", "tests", "bench", "assets", ".") for path in modules(folder)
+    }
     text = (ROOT / page).read_text(encoding="utf-8")
     assert sorted({name for name in re.findall(r"[\w-]+\.py\b", text)} - known) == []
 

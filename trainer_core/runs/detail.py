@@ -54,6 +54,9 @@ def nodes_of(run: RunFolder, settings: dict[str, Any]) -> list[dict[str, Any]]:
         group = groups.setdefault(key, {"node": place.node, "title": place.title, "number": number, "settings": []})
         changed = name not in left_open and not place.is_usual(value)
         group["settings"].append({"name": name, "input": place.input, "words": place.words, "changed": changed})
+    for (node, *_), group in groups.items():  # run.json sorts its keys; people look for the order of the node
+        at = {each.input: number for number, each in enumerate(FORMS[node].inputs)} if node in FORMS else {}
+        group["settings"].sort(key=lambda row, at=at: at.get(row["input"].partition(".")[0], len(at)))
     order = {node: number for number, node in enumerate(FORMS)}  # as a graph stands, from the model to the run
     return sorted(groups.values(), key=lambda group: order.get(group["node"], len(order)))
 

@@ -218,7 +218,9 @@ def test_a_lora_for_another_model_is_named_before_anything_is_loaded(checkpoint,
     own = trained(plain, rank=2).tensors()
     name = next(key for key in own if key.endswith("attn2_to_k.lora_down.weight"))
     save_file({**own, name: torch.zeros(2, 768)}, tmp_path / "wide.safetensors")
-    with pytest.raises(ValueError, match=r"^1 of \d+ layers of wide.* another shape .*to_k\): .* choose one for random-tiny"):
+    with pytest.raises(
+        ValueError, match=r"^1 of \d+ layers of wide.* another shape .*to_k\): .* choose one for random-tiny"
+    ):
         check(run_of(model_at(checkpoint), start=str(tmp_path / "wide.safetensors")))
     name = next(key for key in own if key.endswith("ff_net_2.lora_down.weight"))
     up = name.replace("lora_down", "lora_up")
@@ -286,7 +288,9 @@ def test_files_that_are_no_whole_lora_are_refused(checkpoint, tmp_path):
 
     up, down = {"a.lora_up.weight": torch.ones(4, 2)}, {"a.lora_down.weight": torch.ones(2, 4)}
     assert "a.safetensors is no LoRA (first tensor: x.weight)" in refusal({"x.weight": torch.ones(1)})
-    assert "holds 1 tensor of an unknown kind (a.vera_lambda_d)" in refusal({**up, **down, "a.vera_lambda_d": torch.ones(1)})
+    assert "holds 1 tensor of an unknown kind (a.vera_lambda_d)" in refusal(
+        {**up, **down, "a.vera_lambda_d": torch.ones(1)}
+    )
     assert "a in a.safetensors has only up; the file is incomplete" in refusal(up)
     assert "a.lora_up.weight holds values that are not finite" in refusal(
         {"a.lora_up.weight": torch.full((4, 2), torch.nan), **down}
