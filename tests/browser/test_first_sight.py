@@ -153,8 +153,8 @@ WHOLE = """() => [...document.querySelectorAll(".atelier-train [data-ask]")].eve
     return box.width && button.scrollWidth <= button.clientWidth && box.right <= room.right + 1;
 })"""
 LANGUAGES = {
-    "zh": ("训练 LoRA (Atelier)", "步数", "停止并保留"),  # title, label of steps, a button
-    "ja": ("LoRA 学習 (Atelier)", "ステップ数", "停止して残す"),
+    "zh": ("训练 LoRA (Atelier)", "步数", "推测设置"),  # title, label of steps, a button
+    "ja": ("LoRA 学習 (Atelier)", "ステップ数", "設定を推定"),
 }
 
 

@@ -84,7 +84,8 @@ def test_the_shipped_workflows_open_complete_with_room_for_every_node(editor, co
             nodes = [box for box in boxes if f"({kind})" in box[0]]
             parts = editor.run(PARTS, words)
             assert bool(parts) == bool(nodes)
-            assert [f"{part} is not in {nodes}" for part in parts if not any(within(part, n) for n in nodes)] == []
+            outside = [part for part in parts if not any(within(part, n) for n in nodes)]
+            assert not outside or path.name.endswith(".app.json"), f"{outside} not in {nodes}"  # there they fill a form
 
 
 def overlap(one: Box, two: Box) -> bool:

@@ -304,12 +304,12 @@ def test_samples_of_compared_runs_stand_side_by_side(editor, runs: list[RunFolde
     other = [["last samples · " + trees, *cat[0][1:]], ["step 2 · " + trees, *cat[1][1:]]]
     assert [row for row in rows if not row[0].endswith("a cat")] == other
 
-    said = tab.locator("canvas + div > div").all_inner_texts()
+    said = tab.locator(".atelier-graph > div:last-child > div").all_inner_texts()
     assert sorted(line.split(" · ")[:2] for line in said) == [["fern", "step 2"], ["moss", "step 4"]]
     box = tab.locator("canvas").bounding_box()
     page.mouse.move(box["x"] + 0.9 * box["width"], box["y"] + 60)
     page.wait_for_timeout(200)
-    said = tab.locator("canvas + div > div").all_inner_texts()
+    said = tab.locator(".atelier-graph > div:last-child > div").all_inner_texts()
     assert next(line for line in said if line.startswith("fern")).split(" · ")[1] == "step 2"
     assert "loss of the step 0.500" in next(line for line in said if line.startswith("fern"))
     assert fits(page) and page.evaluate(FAINT) == []
