@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { RED, ask, isLinked, make, makeButton, takePlace, toast, withoutHoles } from "./parts.js";
+import { RED, ask, isLinked, make, makeButton, takePlace, toast } from "./parts.js";
 import { closePopup, openPopup, placePopup } from "./popup.js";
 import { t, told } from "./words.js";
 
@@ -35,7 +35,6 @@ class Look {
     node.addDOMWidget("look", "atelier_look", this.box, options).serialize = false;
     const { widgets } = node, folder = widgets.findIndex((each) => each.name === "folder");
     widgets.splice(folder + 1, 0, ...widgets.splice(-1)); // beneath the folder
-    withoutHoles(node);
     const [width, height] = node.size;
     node.setSize([width, Math.max(height, node.computeSize()[1])]);
   }

@@ -22,6 +22,12 @@ ADD = """nodes => nodes.map(([type, combo, option], i) => {
     node.pos = [60 + 420 * (i % 10), 60 + 640 * Math.floor(i / 10)];
     window.app.graph.add(node);
     if (combo) node.widgets.find(widget => widget.name === combo).value = option;
+    for (const widget of node.widgets ?? []) { // values of their own show whether one lands in another's place
+        const { name, value, serialize, options } = widget;
+        if (serialize === false) continue;
+        if (typeof value === "number" && options?.min < value) widget.value = options.min;
+        else if (typeof value === "string" && !options?.values) widget.value = `${name} of ${i}`;
+    }
     return node.id;
 })"""
 QUEUED = "async () => await window.app.graphToPrompt()"
