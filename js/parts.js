@@ -32,7 +32,10 @@ export function makeButton(name, help, act) {
   made.type = "button";
   made.title = help;
   made.addEventListener("pointerdown", (event) => event.stopPropagation()); // else it drags the node
-  made.addEventListener("click", act);
+  made.addEventListener("click", (event) => {
+    event.stopPropagation(); // else the node is chosen, also where the button led to another one
+    act(event);
+  });
   return made;
 }
 
