@@ -389,7 +389,7 @@ def blueprint(
     graph: Graph, at: tuple[int, int], size: tuple[int, int], base: dict, concept: dict, train: dict, drawn: dict
 ) -> Node:
     """Add the blueprint: five inputs and the state of the run on its outside, four nodes inside."""
-    inside = Graph(graph.forms, first=2)
+    inside = Graph(graph.forms, first=11)  # apart from those outside: the editor would number them anew
     loaded = inside.add("AtelierLoadBaseModel", (0, 0), (340, 358), **base)
     data = inside.add("AtelierConceptDataset", (0, 440), (340, 290), **concept)
     trained = inside.add(

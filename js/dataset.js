@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { RED, ask, isLinked, make, makeButton, takePlace, toast } from "./parts.js";
+import { RED, ask, isLinked, make, makeButton, onceRead, takePlace, toast, withoutHoles } from "./parts.js";
 import { closePopup, openPopup, placePopup } from "./popup.js";
 import { t, told } from "./words.js";
 
@@ -30,11 +30,17 @@ class Look {
     this.#said.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
     this.#choose.style.cssText += ";float:right;margin:0 0 2px 6px"; // a long sentence runs on beneath it
     this.box.append(this.#choose, this.#said);
+    onceRead(() => this.#addWidget());
+  }
+
+  #addWidget() {
+    const node = this.#node;
     const [getMinHeight, getMaxHeight] = [() => HEIGHT + 2 * MARGIN, () => HEIGHT + 2 * MARGIN];
     const options = { serialize: false, hideOnZoom: false, margin: MARGIN, getMinHeight, getMaxHeight };
     node.addDOMWidget("look", "atelier_look", this.box, options).serialize = false;
     const { widgets } = node, folder = widgets.findIndex((each) => each.name === "folder");
     widgets.splice(folder + 1, 0, ...widgets.splice(-1)); // beneath the folder
+    withoutHoles(node);
     const [width, height] = node.size;
     node.setSize([width, Math.max(height, node.computeSize()[1])]);
   }

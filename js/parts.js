@@ -91,30 +91,26 @@ export function isLinked(node, name) {
   return slot >= 0 && node.isInputConnected(slot);
 }
 
-// Keep a node's widgets that are no part of its values apart from those that are, also where they stand before others.
-// ComfyUI 0.30 writes values by the place of their widget, with a hole for one of ours, and reads them without holes. The
-// newest editor takes the value at the place of one of ours for such a hole, if an option brought a widget more.
+/** @type {WeakSet<GraphNode>} */
+const whole = new WeakSet();
+
+// The editor of ComfyUI 0.30 writes values by the place of their widget, with a hole for one of ours before others, and
+// reads them without holes. Filtering leaves holes out.
 /** @param {GraphNode} node */
-function keepApart(node) {
-  const { configure, onSerialize } = node;
+export function withoutHoles(node) {
+  if (whole.has(node)) return;
+  whole.add(node);
+  const onSerialize = node.onSerialize;
   node.onSerialize = function (data) {
     data.widgets_values = data.widgets_values?.filter(() => true);
     return onSerialize?.call(this, data);
   };
-  node.configure = function (data) {
-    const ours = [...this.widgets ?? []].flatMap((widget, place, all) =>
-      widget.serialize === false ? [{ widget, before: all[place - 1]?.name }] : []);
-    for (const { widget } of ours) this.widgets.splice(this.widgets.indexOf(widget), 1);
-    configure.call(this, data);
-    for (const { widget, before } of ours)
-      this.widgets.splice(this.widgets.findIndex(({ name }) => name === before) + 1, 0, widget);
-  };
 }
 
-app.registerExtension({
-  name: "atelier.values",
-  nodeCreated: (node) => node.comfyClass?.startsWith("Atelier") && keepApart(node),
-});
+// Give a new node a widget that is no part of its values, once the editor has read these. The newest editor takes the
+// value at the place of such a widget for a hole, and drops it, where an option brought the node an input more.
+/** @param {() => void} add */
+export const onceRead = (add) => queueMicrotask(add);
 
 const DEEPEST = 16; // subgraphs within each other
 
@@ -153,6 +149,7 @@ export function nodeOf(id) {
 export function putFirst(node) {
   const { widgets } = node;
   widgets.splice(0, 0, ...widgets.splice(-1));
+  withoutHoles(node);
 }
 
 // Nodes 2.0 of newer editors goes on showing the element of a node as it was before an undo made the node anew.

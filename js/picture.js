@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { ask, isLinked, takePlace } from "./parts.js";
+import { ask, isLinked, onceRead, takePlace } from "./parts.js";
 import { told } from "./words.js";
 
 // A picture on a node of what its widgets mean, in the colours of the loss plot. The server computes it, so that it
@@ -82,14 +82,16 @@ function addPicture(node, { kind, address, more, draw, unknown }) {
   };
 
   // Neither the workflow's file nor the prompt knows of the picture: it is made of what they hold.
-  const widget = node.addDOMWidget("curve", `atelier_${kind}`, box, {
+  const options = {
     serialize: false,
     hideOnZoom: false,
     margin: MARGIN,
     getMinHeight: () => HEIGHT + 2 * MARGIN,
     getMaxHeight: () => 2 * (HEIGHT + MARGIN),
+  };
+  onceRead(() => {
+    node.addDOMWidget("curve", `atelier_${kind}`, box, options).serialize = false;
   });
-  widget.serialize = false;
 
   let shown = "";
   return async function refresh() {

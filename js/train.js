@@ -4,7 +4,7 @@ import { compareSaves, drawWithIt } from "./after.js";
 import { RunGraph } from "./graph.js";
 import { failureOf, failureOfRun, linked, onFailures } from "./failures.js";
 import { Filling } from "./filling.js";
-import { RED, WISHES, addressOf, ask, make, makeButton, makeMenu, nodes, putFirst, takePlace, toast } from "./parts.js";
+import { RED, WISHES, addressOf, ask, make, makeButton, makeMenu, nodes, onceRead, putFirst, takePlace, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
 import { download } from "./saves.js";
 import { openRuns } from "./tab.js";
@@ -112,7 +112,8 @@ class View {
     this.#fillNotes();
     inner.append(status, details, bar, memory, buttons, command, this.#filling.box, graph, samples, notes);
     outer.append(inner);
-    this.#addWidget(outer, inner);
+    if (node.subgraph) this.#addWidget(outer, inner); // its values are those of the nodes inside
+    else onceRead(() => this.#addWidget(outer, inner));
     this.#draw();
   }
 

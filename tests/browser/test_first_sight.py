@@ -147,11 +147,14 @@ def test_the_blueprint_trains_with_five_inputs(editor, server: ComfyServer) -> N
     assert kinds["AtelierTrain"]["steps"] == 1000
 
 
-# Whether every button of Train LoRA is seen whole: its words fit in it, and it lies within the view.
-WHOLE = """() => [...document.querySelectorAll(".atelier-train [data-ask]")].every((button) => {
-    const [box, room] = [button, button.closest(".atelier-train")].map((each) => each.getBoundingClientRect());
-    return box.width && button.scrollWidth <= button.clientWidth && box.right <= room.right + 1;
-})"""
+# Whether every button that Train LoRA shows is seen whole: its words fit in it, and it lies within the view.
+WHOLE = """() => {
+    const shown = [...document.querySelectorAll(".atelier-train button")].filter((each) => each.checkVisibility());
+    return shown.length >= 3 && shown.every((button) => {
+        const [box, room] = [button, button.closest(".atelier-train")].map((each) => each.getBoundingClientRect());
+        return box.width && button.scrollWidth <= button.clientWidth && box.right <= room.right + 1;
+    });
+}"""
 LANGUAGES = {
     "zh": ("训练 LoRA (Atelier)", "步数", "推测设置"),  # title, label of steps, a button
     "ja": ("LoRA 学習 (Atelier)", "ステップ数", "設定を推定"),

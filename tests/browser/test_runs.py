@@ -304,6 +304,7 @@ def test_samples_of_compared_runs_stand_side_by_side(editor, runs: list[RunFolde
     other = [["last samples · " + trees, *cat[0][1:]], ["step 2 · " + trees, *cat[1][1:]]]
     assert [row for row in rows if not row[0].endswith("a cat")] == other
 
+    tab.locator(".atelier-graph > div:last-child > div").first.wait_for()
     said = tab.locator(".atelier-graph > div:last-child > div").all_inner_texts()
     assert sorted(line.split(" · ")[:2] for line in said) == [["fern", "step 2"], ["moss", "step 4"]]
     box = tab.locator("canvas").bounding_box()
