@@ -83,7 +83,7 @@ function missing(near) {
 function takerOf(type, near) {
   if (!String(type).startsWith("ATELIER_")) return undefined;
   for (const node of [near, ...near.graph?.nodes ?? []]) {
-    const slot = node.inputs?.findIndex((input) => input.type === type && input.link == null) ?? -1;
+    const slot = node.inputs?.findIndex((input, i) => input.type === type && !node.isInputConnected(i)) ?? -1;
     if (slot >= 0) return { node, slot };
   }
 }

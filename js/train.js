@@ -510,6 +510,10 @@ onFailures(() => {
   }
 });
 
+// What ComfyUI knows from another copy of the workflow it does not train again, and no event of a run comes.
+api.addEventListener("execution_cached", ({ detail }) => {
+  if ([...trains()].some(({ id }) => detail.nodes.includes(id))) refresh();
+});
 api.addEventListener("atelier.run", ({ detail }) => follow(detail)); // early: the editor warns of events without one
 
 app.registerExtension({

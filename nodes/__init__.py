@@ -3,7 +3,7 @@
 from .average import AtelierAverageSaves
 from .base_model import AtelierLoadBaseModel
 from .captions import AtelierCaptions
-from .comfyui.failures import follow_prompts
+from .comfyui import failures, shown
 from .comfyui.folders import register_assets
 from .comfyui.tiny import register_tiny_model
 from .compare import AtelierCompareLoras
@@ -90,7 +90,8 @@ class AtelierExtension(ComfyExtension):
         register_routes(NODES)
         register_run_routes()
         register_queue_routes()
-        follow_prompts()
+        failures.follow_prompts()
+        shown.follow_prompts()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """List the node classes."""

@@ -27,7 +27,7 @@ from ..trainer_core.workflow.read import read_concept_of
 from ..trainer_core.workflow.settings import plain_path, read_objective, read_scheduler
 from . import help_pages, presets
 from .comfyui import allowed, failures, folders, kept, server, session, shell, shown
-from .comfyui.progress import LONGEST_ID, live_state
+from .comfyui.progress import live_state
 from .guess import guess
 from .load_lora import WHERE
 from .objective import CHOICES
@@ -135,7 +135,7 @@ async def answer_shown(question: Any) -> web.Response:
     asked = question if isinstance(question, dict) else {}
     workflow, nodes = asked.get("workflow", ""), asked.get("nodes", "")
     named = [workflow, *nodes] if isinstance(nodes, list) and len(nodes) <= MOST_NODES else [None]
-    if not all(isinstance(each, str) and 0 < len(each) <= LONGEST_ID for each in named):
+    if not all(isinstance(each, str) and 0 < len(each) <= shown.LONGEST_ID for each in named):
         return server.json_answer({"error": "workflow must be an id, and nodes a list of ids."}, status=400)
     live = {node: state for node in nodes if (state := live_state(workflow, node)) is not None}
     try:
@@ -148,7 +148,7 @@ async def answer_shown(question: Any) -> web.Response:
 def answer_failed(question: Any) -> web.Response:
     """Answer {workflow: id} with {failed: what went wrong, by node}, since the workflow was queued last."""
     workflow = question.get("workflow") if isinstance(question, dict) else None
-    if not isinstance(workflow, str) or not 0 < len(workflow) <= LONGEST_ID:
+    if not isinstance(workflow, str) or not 0 < len(workflow) <= shown.LONGEST_ID:
         return server.json_answer({"error": "workflow must be an id."}, status=400)
     return server.json_answer({"failed": failures.of_workflow(workflow)})
 

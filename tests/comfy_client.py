@@ -45,7 +45,7 @@ def after_a_while(*given, **named):
 
 torch.amp.GradScaler.step = after_a_while
 """
-HANGS = 900.0  # seconds after which whoever waits gives up: what works is quicker on the busiest machine
+HANGS = 300.0  # seconds after which whoever waits gives up: what works is quicker on the busiest machine
 
 
 def free_port() -> int:

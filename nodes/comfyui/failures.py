@@ -11,11 +11,10 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ...trainer_core.common.wording import for_page
-from .progress import LONGEST_ID
+from .shown import OF_A_PROMPT, id_in
 
 EVENT = "atelier.failed"
 MOST, LONGEST = 1000, 2000  # failures that are remembered, the newest; characters of each
-ID = ("extra_pnginfo", "workflow", "id")  # where a prompt's extra data names its workflow
 INTERRUPTED = comfy.model_management.InterruptProcessingException
 _failed: dict[tuple[str, str], str] = {}  # by the ids of workflow and node; until the workflow is queued again
 
@@ -64,7 +63,7 @@ def _tell(workflow: str) -> None:
 
 
 def _queued(prompt: dict[str, Any]) -> dict[str, Any]:
-    workflow = _id_in(prompt, "extra_data", *ID)
+    workflow = id_in(prompt, *OF_A_PROMPT)
     if found := of_workflow(workflow):
         for node in found:
             _failed.pop((workflow, node), None)
@@ -76,12 +75,5 @@ def _workflow_of(prompt: str) -> str:
     """Find the id of the workflow of a prompt at work; "" where its sender gave none."""
     for _, own, _, extra, *_ in list(PromptServer.instance.prompt_queue.currently_running.values()):
         if own == prompt:
-            return _id_in(extra, *ID)
+            return id_in(extra, *OF_A_PROMPT[1:])
     return ""
-
-
-def _id_in(sent: Any, *path: str) -> str:
-    """Read a workflow's id at a path of names, in what a stranger may have sent; "" where there is none."""
-    for name in path:
-        sent = sent.get(name) if isinstance(sent, dict) else None
-    return sent if isinstance(sent, str) and len(sent) <= LONGEST_ID else ""

@@ -30,7 +30,6 @@ RUN_EVENT = "atelier.run"
 INTERVAL = 0.25  # seconds between two events
 MEMORY_INTERVAL = 1.0  # seconds between two looks at the memory
 MOST_POINTS = 200  # steps in one event, the newest
-LONGEST_ID = 100  # characters of a workflow's id
 # What measuring, sending and writing may raise: a run does not end because nobody can watch it.
 UNSEEN = (OSError, ValueError, RuntimeError, MemoryError)
 
@@ -46,9 +45,7 @@ class NodeAddress(NamedTuple):
 def address_of(hidden: Any) -> NodeAddress:
     """Find the address of the node at work; hidden: its hidden inputs, in which a stranger wrote the workflow."""
     context = get_executing_context()
-    workflow = (hidden.extra_pnginfo or {}).get("workflow") if isinstance(hidden.extra_pnginfo, dict | None) else None
-    name = workflow.get("id") if isinstance(workflow, dict) else None
-    known = name if isinstance(name, str) and len(name) <= LONGEST_ID else ""
+    known = shown.id_in(hidden.extra_pnginfo, *shown.OF_A_PROMPT[2:])
     return NodeAddress(context.prompt_id if context else "", known, str(hidden.unique_id))
 
 
@@ -157,6 +154,7 @@ class NodeProgress:
             for note in self.notes:
                 self._write("note", text=note)
         self._show(lambda: shown.remember(self.address.workflow, self.address.node, path.name))
+        shown.begun(self.address.prompt_id, self.address.node, path.name)
         self._tell(changed=True)
 
     def _write(self, event: str, **values: Any) -> None:

@@ -1,17 +1,22 @@
 """Remember which run a node of a workflow showed last, so that the page finds it after a restart.
 
-A run that was trained elsewhere is found by the workflow that its folder keeps.
+A run that was trained elsewhere is found by the workflow that its folder keeps. A node that ComfyUI does not run again,
+as its outputs are known from another copy of the workflow, shows the run that they are from.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import folder_paths
+from server import PromptServer
 
 from ...trainer_core.common.files import write_json
 from ...trainer_core.common.json_files import read_json
@@ -20,6 +25,10 @@ from . import folders
 
 MOST = 1000  # nodes that are remembered, those of the newest runs
 MOST_LOOKED = 100  # runs whose workflows are compared, the newest
+LONGEST_ID = 100  # characters of a workflow's id
+OF_A_PROMPT = ("extra_data", "extra_pnginfo", "workflow", "id")  # where a queued prompt names its workflow
+TRAIN = "AtelierTrain"
+_begun: dict[str, str] = {}  # the runs of this process, by `work_of` their node
 
 
 class ShownRun(NamedTuple):
@@ -62,6 +71,62 @@ def remember(workflow: str, node: str, run: str) -> None:
         known = {**{each: of for each, of in runs().items() if each != name}, name: ShownRun(run, time.time())}
         list_file().parent.mkdir(parents=True, exist_ok=True)
         write_json(list_file(), dict(list(known.items())[-MOST:]))
+
+
+def id_in(sent: Any, *path: str) -> str:
+    """Read a workflow's id at a path of names, in what a stranger may have sent; "" where there is none."""
+    for name in path:
+        sent = sent.get(name) if isinstance(sent, dict) else None
+    return sent if isinstance(sent, str) and len(sent) <= LONGEST_ID else ""
+
+
+def follow_prompts() -> None:
+    """Remember the run of a queued Train LoRA whose work a run of this process has done; only while ComfyUI starts."""
+    PromptServer.instance.add_on_prompt_handler(_queued)
+
+
+def begun(prompt_id: str, node: str, run: str) -> None:
+    """Know from now on what the run of a node at work is for."""
+    for _, own, prompt, *_ in list(PromptServer.instance.prompt_queue.currently_running.values()):
+        if own == prompt_id and (work := work_of(prompt, node)):
+            _begun[work] = run
+    for oldest in list(_begun)[:-MOST]:
+        del _begun[oldest]
+
+
+def _queued(asked: dict[str, Any]) -> dict[str, Any]:
+    prompt, workflow = asked.get("prompt"), id_in(asked, *OF_A_PROMPT)
+    if not _begun or not isinstance(prompt, dict):
+        return asked
+    for node, each in prompt.items():
+        if isinstance(each, dict) and each.get("class_type") == TRAIN and (run := _begun.get(work_of(prompt, node))):
+            with suppress(OSError):  # a full disk keeps nothing from being trained
+                remember(workflow, node, run)
+    return asked
+
+
+def work_of(prompt: Mapping[str, Any], node: str) -> str:
+    """Name what a node of a prompt does, by its inputs and those of all before it; "" where ComfyUI refuses these.
+
+    Two nodes of one name give the same outputs, whatever numbers they have.
+    """
+    known: dict[str, str] = {}
+
+    def name(key: str) -> str:
+        if key not in known:
+            each = prompt[key]
+            given = {
+                field: [name(value[0]), value[1]] if isinstance(value, list) and len(value) == 2 else value
+                for field, value in each["inputs"].items()
+            }
+            text = json.dumps([each["class_type"], given], sort_keys=True)
+            known[key] = hashlib.sha256(text.encode()).hexdigest()
+        return known[key]
+
+    try:
+        return name(node)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):  # ComfyUI says what is wrong with it
+        return ""
 
 
 def of_nodes(workflow: str, nodes: Collection[str]) -> dict[str, str]:

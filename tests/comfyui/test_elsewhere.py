@@ -46,6 +46,31 @@ def quickstart(name: str) -> tuple[dict, str]:
     return workflow, str(nodes["AtelierTrain"]["id"])
 
 
+def test_a_copy_of_a_workflow_shows_the_run_that_comfyui_knows(comfy: ComfyClient, pictures: Path) -> None:
+    """ComfyUI does not train again what a node of other numbers, in another workflow, has trained."""
+    graph = train_graph(pictures.name, name="copied", steps=1)
+    assert "train" in comfy.queue(graph, workflow="the first").ran
+    (first,) = post(comfy, "/atelier/shown", {"workflow": "the first", "nodes": ["train"]})[1]["shown"].values()
+    copy = {
+        f"9:{key}": {
+            **node,
+            "inputs": {
+                name: [f"9:{value[0]}", *value[1:]] if isinstance(value, list) else value
+                for name, value in node["inputs"].items()
+            },
+        }
+        for key, node in graph.items()
+    }
+    assert "9:train" not in comfy.queue(copy, workflow="a copy").ran
+    assert post(comfy, "/atelier/shown", {"workflow": "a copy", "nodes": ["9:train"]})[1]["shown"] == {"9:train": first}
+    copy["9:train"]["inputs"]["seed"] += 1
+    assert "9:train" in comfy.queue(copy, workflow="another").ran
+    (other,) = post(comfy, "/atelier/shown", {"workflow": "another", "nodes": ["9:train"]})[1]["shown"].values()
+    assert other["run"] != first["run"]
+    circle = {"a": {"class_type": "AtelierTrain", "inputs": {"base_model": ["a", 0]}}}
+    assert post(comfy, "/prompt", {"prompt": circle, "extra_data": {"extra_pnginfo": []}})[0] == 400
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="the line is read as a POSIX shell does")
 def test_a_run_of_a_shell_is_followed_and_stopped_through_its_folder(server: ComfyServer, tmp_path: Path) -> None:
     comfy, processes = ComfyClient(server.url), warm if warm.POSSIBLE else subprocess
