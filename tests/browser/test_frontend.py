@@ -36,11 +36,11 @@ NODES = """() => window.app.graph.nodes.map(node => {
     const [left, top, width, height] = node.boundingRect;
     return [`${node.title} (${node.type})`, left, top, left + width, top + height];
 })"""
-# The parts of a widget of ours, in the graph's units.
+# The parts of a widget of ours that are seen, in the graph's units.
 PARTS = """words => {
     const { scale, offset } = window.app.canvas.ds, from = window.app.canvas.canvas.getBoundingClientRect();
     const x = pixel => (pixel - from.left) / scale - offset[0], y = pixel => (pixel - from.top) / scale - offset[1];
-    return [...document.querySelectorAll(words)].map(part => {
+    return [...document.querySelectorAll(words)].filter(part => part.checkVisibility()).map(part => {
         const box = part.getBoundingClientRect();
         return [part.textContent, x(box.left), y(box.top), x(box.right), y(box.bottom)];
     });
