@@ -68,7 +68,7 @@ def run(config, folder, **callbacks):
 
 
 def tried(denoiser, inputs, what, layers, modules):
-    """Try a MODEL with gradients, or give what was found of another one with the same layers."""
+    """Try a MODEL with gradients, or give what was found of another one of its architecture."""
     blocks, key = units(denoiser.model.diffusion_model), (what, frozenset(layers))
     if key not in _tried:
         found = trial.try_out(denoiser, inputs, what, layers, modules)

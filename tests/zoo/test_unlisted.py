@@ -15,7 +15,8 @@ from torch import nn
 from zoo.again import again
 from zoo.linked import linked, live_of
 from zoo.odd import CHANNELS, TEXT, WIDTH, Odd, OddModel
-from zoo.test_train import configure, drawn_with, pictures, run, sampled  # noqa: F401 (pictures is a fixture)
+from zoo.test_train import configure, drawn_with, pictures, sampled  # noqa: F401 (pictures is a fixture)
+from zoo.test_train import run_measured as run  # these all have the same name, and may differ in each pass
 from zoo.zoo import ZOO, Row, build, fill, patcher_of
 
 from lora_atelier.nodes.comfyui.connected.architecture import architecture_of

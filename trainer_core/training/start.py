@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from ..common.leftovers import sweep
-from ..config import RunConfig
 from ..data.images import DECODER_ERRORS, draw_small
 from ..data.plan import Plan
 from ..runs import Checkpoint, Choice, RunFolder, choose_run, explain_choice, working_run
@@ -78,7 +77,7 @@ def train_job(job: Job, carry_out: CarryOut) -> Result | None:
             note(origin)
         if job.workflow is not None:
             folder.keep_workflow(job.workflow)
-        keep_picture(folder, config, plan)
+        keep_picture(folder, plan)
         log = log_folder(config, job.logs, folder)
         columns: list[str] = []  # known once the network is built, before the first row
         with logged(job.callbacks, config.train.log, log, columns) as callbacks:
@@ -95,10 +94,10 @@ def train_job(job: Job, carry_out: CarryOut) -> Result | None:
     return result
 
 
-def keep_picture(folder: RunFolder, config: RunConfig, plan: Plan) -> None:
+def keep_picture(folder: RunFolder, plan: Plan) -> None:
     """Keep a small copy of the first picture that is trained, for lists of runs."""
-    pictures, concepts = plan.manifest.pictures, config.dataset.concepts
-    chosen = next((each for each in pictures if concepts[each.concept].role == "train"), None)
+    pairs = zip(plan.manifest.pictures, plan.concepts, strict=True)
+    chosen = next((picture for picture, concept in pairs if concept.role == "train"), None)
     with suppress(*DECODER_ERRORS):  # gone since the scan; what is kept of it is trained all the same
         if chosen:
             folder.keep_picture(lambda path: draw_small(chosen.path, path))
