@@ -142,6 +142,7 @@ async def answer_shown(question: Any) -> web.Response:
         last = await asyncio.to_thread(_last_runs, workflow, [node for node in nodes if node not in live])
     except OSError as problem:
         return server.json_answer({"error": f"The runs could not be read ({reason(problem)})."}, status=409)
+    failures.forget(workflow, [node for node, state in last.items() if state.get("alive")])
     return server.json_answer({"shown": last | live})
 
 

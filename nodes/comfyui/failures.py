@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,12 @@ def of_workflow(workflow: str) -> dict[str, str]:
     return {node: sentence for (of, node), sentence in list(_failed.items()) if of == workflow}
 
 
+def forget(workflow: str, nodes: Iterable[str]) -> None:
+    """Forget the failures of nodes that are mended, or whose run was taken up again, as in a shell."""
+    if any([_failed.pop((workflow, node), None) is not None for node in nodes]):
+        _tell(workflow)
+
+
 class Noticed:
     """Remember the exception that leaves a `with` block as the failure of the node at work; a Cancel is none."""
 
@@ -43,13 +50,11 @@ class Noticed:
     ) -> None:
         if not self._workflow:  # a script's, which no page shows
             return
-        key = (self._workflow, self._node)
         # Neither a Cancel nor the end of ComfyUI is a failure.
         if not isinstance(problem, Exception) or isinstance(problem, INTERRUPTED):
-            if _failed.pop(key, None) is not None:
-                _tell(self._workflow)
+            forget(self._workflow, [self._node])
             return
-        _failed[key] = (str(problem) or type(problem).__name__)[:LONGEST]
+        _failed[self._workflow, self._node] = (str(problem) or type(problem).__name__)[:LONGEST]
         for oldest in list(_failed)[:-MOST]:
             del _failed[oldest]
         _tell(self._workflow)
@@ -64,10 +69,7 @@ def _tell(workflow: str) -> None:
 
 def _queued(prompt: dict[str, Any]) -> dict[str, Any]:
     workflow = id_in(prompt, *OF_A_PROMPT)
-    if found := of_workflow(workflow):
-        for node in found:
-            _failed.pop((workflow, node), None)
-        _tell(workflow)
+    forget(workflow, of_workflow(workflow))
     return prompt
 
 

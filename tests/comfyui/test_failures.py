@@ -6,10 +6,11 @@ import urllib.error
 
 import pytest
 import websocket
+from run_folders import make_run
 from train_graph import changed, draw_pictures, train_graph
 
 from comfy_client import HANGS, ComfyClient, ComfyServer, answer_of
-from lora_atelier.dev import TINY_BASE
+from lora_atelier.dev import QUICKSTART, TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 WORKFLOW = "00000000-1111-4222-8333-fa11ed000000"
@@ -39,6 +40,22 @@ def test_a_failure_is_known_until_its_workflow_is_queued_again(any_server: Comfy
     for picture in folder.glob("*.png"):
         picture.with_suffix(".txt").write_text("a circle", encoding="utf-8")
     assert comfy.queue(changed(graph, "train", steps=1), workflow=WORKFLOW).ok
+    assert failed(comfy) == {}
+
+
+def test_a_failure_is_forgotten_once_its_run_goes_on_in_a_shell(comfy: ComfyClient, server: ComfyServer) -> None:
+    workflow = {**json.loads(QUICKSTART.read_text(encoding="utf-8")), "id": WORKFLOW}
+    (node,) = (str(each["id"]) for each in workflow["nodes"] if each["type"] == "AtelierTrain")
+    graph = train_graph(draw_pictures(server.base / "input" / "in a shell", captions=False).name, name="in a shell")
+    graph[node] = graph.pop("train")
+    assert comfy.queue(graph, workflow=WORKFLOW).status == "error"
+    run = make_run(server.base / "output" / "atelier" / "runs", "in a shell", "f", saves=(2,), steps=1000)
+    run.keep_workflow(workflow)
+    question = {"workflow": WORKFLOW, "nodes": [node]}
+    assert answer_of(comfy.request("/atelier/shown", question))["shown"]
+    assert failed(comfy).keys() == {node}  # nobody trains it
+    with run.locked():
+        comfy.request("/atelier/shown", question)
     assert failed(comfy) == {}
 
 
