@@ -1,15 +1,16 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { RED, ask, link, make, nodes, putFirst } from "./parts.js";
-import { told } from "./words.js";
+import { RED, ask, link, make, nodeOf, nodes, putFirst } from "./parts.js";
+import { t, told } from "./words.js";
 
 // What went wrong at a node stands on it in red until its workflow is queued again: live, after a reload, in each tab
 // that has the workflow open, on the node itself and on the nodes that stand for its subgraphs. The server tells of
 // what failed while it ran; what it refused before that, only the page that asked has heard.
 
-const MARGIN = 10, LINE = 15, LETTER = 7.2, MOST = 150; // pixels; a letter of the widest sort that paths are made of
+const MARGIN = 10; // pixels
+export const LARGE = "600 17px/20px sans-serif"; // 10 pixels high at 0.6, the scale at which templates open
 const DRAWN = 300, MARKED = 2500; // milliseconds until the editor has drawn a node anew; that a field is ringed
-/** @typedef {{ widget: Widget, box: HTMLElement, words: HTMLElement, text: string, tall: number }} Shown */
+/** @typedef {{ widget: Widget, box: HTMLElement, words: HTMLElement, text: string, tall: number, height: number }} Shown */
 /** @type {WeakMap<GraphNode, Shown>} */
 const shown = new WeakMap();
 /** @type {Record<string, string>} */
@@ -51,7 +52,8 @@ export function linked(text, near) {
   let parts = [text];
   /** @type {Map<string, () => void>} */
   const named = new Map();
-  for (const { node } of nodes()) {
+  const all = [...nodes()].sort((one, other) => namedIn(one.node, text) - namedIn(other.node, text));
+  for (const { node } of all) { // of several of a kind, that whose folder or file the sentence names
     const title = node.constructor.nodeData?.display_name?.replace(/ \(Atelier\)$/, "");
     for (const { name } of title ? node.widgets ?? [] : []) {
       const words = `${name.split(".").at(-1)} of ${title}`;
@@ -65,6 +67,14 @@ export function linked(text, near) {
   for (const [words, go] of named)
     parts = parts.flatMap((part) => typeof part === "string" ? cut(part, words, () => linkTo(go, words)) : part);
   return parts;
+}
+
+// How many letters of a sentence are a folder or a file that is set at a node.
+/** @param {GraphNode} node @param {string} text */
+function namedIn(node, text) {
+  const values = (node.widgets ?? []).map(({ value }) => value).filter((value) => typeof value === "string" && value);
+  const named = values.filter((value) => ["/", "\\", "'"].some((before) => text.includes(before + value)));
+  return Math.max(0, ...named.map((value) => value.length));
 }
 
 // Our optional nodes that the graph around a node lacks, and that some node there would take.
@@ -82,11 +92,16 @@ function missing(near) {
 /** @param {unknown} type @param {GraphNode} near */
 function takerOf(type, near) {
   if (!String(type).startsWith("ATELIER_")) return undefined;
-  for (const node of [near, ...near.graph?.nodes ?? []]) {
+  const text = failureOf(idOf(near)), others = [...near.graph?.nodes ?? []];
+  others.sort((one, other) => namedIn(other, text) - namedIn(one, text));
+  for (const node of [near, ...others]) {
     const slot = node.inputs?.findIndex((input, i) => input.type === type && !node.isInputConnected(i)) ?? -1;
     if (slot >= 0) return { node, slot };
   }
 }
+
+/** @param {GraphNode} node */
+const idOf = (node) => [...nodes()].find((each) => each.node === node)?.id ?? "";
 
 // Add a node for one of its settings, left of all others, and lead to the setting.
 /** @param {string} type @param {string} name @param {GraphNode} near */
@@ -176,26 +191,35 @@ function show(node, text) {
     before.text = text;
     return before.words.replaceChildren(...linked(text, node));
   }
-  const box = make("div", "overflow:auto;width:100%;max-height:100%"); // Nodes 2.0 gives it all room that is left
+  const box = make("div", "width:100%;overflow:hidden");
   const words = make("div", "overflow-wrap:anywhere;white-space:pre-wrap;user-select:text;cursor:text;" +
-    `font:600 12px/${LINE}px sans-serif;padding:4px;border-radius:4px;box-sizing:border-box;` +
+    `font:${LARGE};padding:4px;border-radius:4px;box-sizing:border-box;` +
     `border:1px solid ${RED};color:${RED};background:var(--comfy-input-bg)`);
   box.className = "atelier-failure";
   box.setAttribute("role", "alert");
   box.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
   words.replaceChildren(...linked(text, node));
   box.append(words);
-  const height = () => Math.min(MOST, LINE * Math.ceil(((shown.get(node)?.text ?? text).length * LETTER) /
-    Math.max(100, node.size[0] - 4 * MARGIN)) + 12) + 2 * MARGIN;
-  const options = { serialize: false, hideOnZoom: false, margin: MARGIN, getMinHeight: height, getMaxHeight: height };
+  const options = { serialize: false, hideOnZoom: false, margin: MARGIN };
   const widget = node.addDOMWidget("failure", "atelier_failure", box, options);
+  const entry = { widget, box, words, text, tall: node.size[1], height: 0 };
   widget.serialize = false; // neither the workflow's file nor the prompt knows of it
+  widget.computeLayoutSize = undefined; // it takes what it needs, and no share of the room that is left
+  widget.computeSize = (width) => [width ?? 0, entry.height + 2 * MARGIN];
   putFirst(node); // where the eye is: the end of a long node may lie below the screen
-  const [width, tall] = node.size;
-  shown.set(node, { widget, box, words, text, tall });
-  // Nodes 2.0 makes room by itself; the computed size counts rows that it hides.
-  if (!window.LiteGraph?.vueNodesMode) node.setSize([width, Math.max(tall, node.computeSize()[1])]);
+  shown.set(node, entry);
+  new ResizeObserver(() => fit(node, entry)).observe(words);
   app.canvas?.setDirty(true, true); // the editor gives it a place when it draws next
+}
+
+// Give the widget the height of its words. Nodes 2.0 makes room by itself; the computed size counts rows that it hides.
+/** @param {GraphNode} node @param {Shown} entry */
+function fit(node, entry) {
+  const { offsetHeight: height, offsetWidth: width } = entry.words;
+  if (width < node.size[0] / 2 || height === entry.height || shown.get(node) !== entry) return; // it has no place yet
+  entry.height = height;
+  if (!window.LiteGraph?.vueNodesMode) node.setSize([node.size[0], Math.max(entry.tall, node.computeSize()[1])]);
+  app.canvas?.setDirty(true, true);
 }
 
 /** @param {GraphNode} node @param {Shown} [before] */
@@ -237,7 +261,14 @@ function sentences(errors) {
     const said = (/** @type {any} */ { type, message, details, extra_info: more }) => {
       const name = more?.input_name ?? "";
       if (type === "custom_validation_failed") return details.replace(`${name} - `, "");
-      return `${name || details}: ${message}.`; // in ComfyUI's words
+      const title = nodeOf(id)?.constructor.nodeData?.display_name?.replace(/ \(Atelier\)$/, "");
+      const setting = title ? `${name} of ${title}` : name, { min = "-∞", max = "∞" } = more?.input_config?.[1] ?? {};
+      if (type === "required_input_missing") return t("Nothing is linked into {0}; link a node into it.", setting);
+      if (type === "value_smaller_than_min" || type === "value_bigger_than_max")
+        return t("{0} is {1}; set it to a number from {2} to {3}.", setting, more.received_value, min, max);
+      if (type === "value_not_in_list")
+        return t("{0} is {1}, which is not in its list; set it to one of the list.", setting, more.received_value);
+      return `${name ? setting : details}: ${message}.`; // in ComfyUI's words
     };
     return [id, [...new Set(found.map(said))].join("\n")];
   }));

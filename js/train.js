@@ -2,7 +2,7 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { compareSaves, drawWithIt } from "./after.js";
 import { RunGraph } from "./graph.js";
-import { failureOf, failureOfRun, linked, onFailures } from "./failures.js";
+import { LARGE, failureOf, failureOfRun, linked, onFailures } from "./failures.js";
 import { Filling } from "./filling.js";
 import { RED, WISHES, addressOf, ask, make, makeButton, makeMenu, nodes, onceRead, putFirst, takePlace, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
@@ -16,6 +16,7 @@ import { t, told } from "./words.js";
 
 /** @typedef {import("./parts.js").Found} Found */
 
+const PLAIN = "600 13px sans-serif";
 const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
 const FULL = 0.95; // share of the memory in use from which it is nearly full
 const FRESH = 2000; // steps that events may add before the server is asked for a thinned curve again
@@ -50,7 +51,7 @@ class View {
   #failure = ""; // what went wrong
   #notes = ""; // as they are shown
   #parts = {
-    status: make("div", "font:600 13px sans-serif;overflow-wrap:anywhere"),
+    status: make("div", `font:${PLAIN};overflow-wrap:anywhere`),
     details: make("div", "font:11px/14px sans-serif;opacity:0.75;overflow-wrap:anywhere"),
     done: make("div", "height:100%;width:0;border-radius:2px;background:var(--p-primary-color, #5b9bd5)"),
     bar: make("div", "height:4px;border-radius:2px;background:var(--border-color);display:none"),
@@ -339,6 +340,7 @@ class View {
     const words = told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
     status.replaceChildren(...(failure ? linked(failure, this.#node) : [words]));
     status.style.color = failure ? RED : "";
+    status.style.font = failure ? LARGE : PLAIN;
     // What stands for a subgraph has its view for the run inside, and for what goes wrong there before one begins.
     if (this.#node.subgraph) this.#inner.style.display = run || failure ? "flex" : "none";
     if (this.#node.subgraph) this.#parts.buttons.style.display = run ? "flex" : "none";

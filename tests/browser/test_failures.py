@@ -22,6 +22,15 @@ SET = """([kind, name, value]) => {
 }"""
 
 
+READABLE = 0.6  # the scale at which templates open
+LETTERS = "kind => parseFloat(getComputedStyle(document.querySelector(kind)).fontSize)"
+# Whether all words of the sentence are seen.
+WHOLE = """async () => {
+    const words = document.querySelector(".atelier-failure > *");
+    for (let frame = 0; frame < 60 && words.parentElement.clientHeight < words.offsetHeight; frame++)
+        await new Promise(done => requestAnimationFrame(done));
+    return words.offsetHeight > 0 && words.parentElement.clientHeight >= words.offsetHeight;
+}"""
 LINKED = "() => window.app.graph.nodes.flatMap(n => (n.inputs ?? []).filter(i => i.link != null).map(i => i.name))"
 NODES = "() => window.app.graph.serialize().nodes.length && window.app.graph.serialize().nodes"
 FIELD = "() => document.activeElement.tagName === 'INPUT'"
@@ -50,6 +59,7 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     failure = page.locator(".atelier-status", has_text=re.compile(r"caption.*Concept Dataset"))
     failure.wait_for()
     assert page.locator(".atelier-failure").count() == 0
+    assert editor.run(LETTERS, ".atelier-status") * READABLE >= 10
     assert page.get_by_role("button", name="Continue").is_hidden()
     editor.screenshot(f"failure-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     failure.get_by_role("link").first.click()
@@ -75,6 +85,8 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     editor.run("async () => await window.app.queuePrompt(0, 1)")
     page.locator(".atelier-failure", has_text="There is no folder 'no such folder'").wait_for()
     page.locator(".atelier-status", has_text="No run yet").wait_for()
+    assert editor.run(LETTERS, ".atelier-failure > *") * READABLE >= 10
+    assert editor.run(WHOLE)
     editor.fit()
     editor.screenshot(f"refused-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     page.goto(server.url, wait_until="domcontentloaded")
@@ -115,3 +127,45 @@ def test_a_failure_in_a_subgraph_stands_on_its_outside_too(editor) -> None:
     editor.run("async () => await window.app.queuePrompt(0, 1)")
     said.wait_for(state="hidden")
     editor.run("async () => await window.app.api.interrupt()")
+
+
+CONCEPTS = """async ([first, second]) => {
+    const { graph } = window.app, one = graph.nodes.find(each => each.comfyClass === "AtelierConceptDataset");
+    const other = window.LiteGraph.createNode("AtelierConceptDataset");
+    graph.add(other);
+    other.pos = [one.pos[0] - 400, one.pos[1]];
+    other.connect(0, one, one.inputs.findIndex(input => input.name === "dataset"));
+    for (const [node, folder] of [[one, first], [other, second]])
+        node.widgets.find(widget => widget.name === "folder").value = folder;
+    await window.app.queuePrompt(0, 1);
+    return other.id;
+}"""
+CHOSEN = "() => Object.values(window.app.canvas.selected_nodes ?? {}).map(node => node.id)"
+UNLINK = """async () => {
+    const { graph } = window.app, train = graph.nodes.find(each => each.comfyClass === "AtelierTrain");
+    train.disconnectInput(train.inputs.findIndex(input => input.name === "base_model"));
+    train.widgets.find(widget => widget.name === "steps").value = -5;
+    await window.app.queuePrompt(0, 1);
+}"""
+
+
+def test_of_several_datasets_the_one_whose_folder_is_named_is_meant(editor, server) -> None:
+    name = f"several-{editor.version}-{editor.vue}"
+    sound = draw_pictures(server.base / "input" / f"{name}-sound")
+    wrong = draw_pictures(server.base / "input" / f"{name}-wrong", captions=False)
+    for place, folders in enumerate([(sound.name, wrong.name), (wrong.name, sound.name)]):
+        editor.load(json.loads(QUICKSTART.read_text(encoding="utf-8")))
+        other = editor.run(CONCEPTS, list(folders))
+        failure = editor.page.locator(".atelier-status", has_text=re.compile(r"caption.*Concept Dataset"))
+        failure.get_by_role("link", name="of Concept Dataset").first.click()
+        assert (other in editor.run(CHOSEN)) is (place == 0)
+
+
+def test_what_comfyui_refuses_is_told_in_words(editor) -> None:
+    editor.load(json.loads(QUICKSTART.read_text(encoding="utf-8")))
+    editor.run(UNLINK)
+    status = editor.page.locator(".atelier-status")
+    status.filter(has_text="Nothing is linked into base_model of Train LoRA; link a node into it.").wait_for()
+    status.filter(has_text=re.compile(r"steps of Train LoRA is -5; set it to a number from \d+ to \d+\.")).wait_for()
+    editor.settle()
+    editor.screenshot(f"refused-in-words-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
