@@ -121,9 +121,10 @@ def enlarging(way: str, usual: float, method: str, methods: list[str], note: str
         round=0.001,
         tooltip="The second pass draws this multiple of width and height, 1 to 4. 1.5 to 2 is usual.",
     )
-    return io.DynamicCombo.Option(
-        way, [scale, io.Combo.Input("method", options=methods, default=method, tooltip=note), *second_pass()]
-    )
+    inputs = [scale, io.Combo.Input("method", options=methods, default=method, tooltip=note), *second_pass()]
+    for each in inputs:  # the first pass has inputs of the same names
+        each.display_name = f"{each.id} (2nd pass)"
+    return io.DynamicCombo.Option(way, inputs)
 
 
 class AtelierSample(Node):

@@ -25,14 +25,21 @@ def tooltips(schema: Mapping[str, Any]) -> dict[str, set[str]]:
     return found
 
 
+def labels(schema: Mapping[str, Any]) -> dict[str, str]:
+    """Return what each input is called on its node, by its name in the editor."""
+    found = inputs(dict(schema)).items()
+    return {".".join(key.split(".")[::2]): each.get("display_name", key.rpartition(".")[2]) for key, (_, each) in found}
+
+
 def texts(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the texts of a node in the form of ComfyUI's file nodeDefs.json.
 
     It has one tooltip for an input: one that differs between the options of a combo is left to the node itself.
     """
     known: dict[str, Any] = {}
+    called = labels(schema)
     for name, tips in tooltips(schema).items():
-        known[name.replace(".", "_")] = {"name": name.rpartition(".")[2]}
+        known[name.replace(".", "_")] = {"name": called[name]}
         if len(tips) == 1:
             known[name.replace(".", "_")]["tooltip"] = escaped(*tips)
     told = zip(schema["output_name"], schema["output_tooltips"], strict=True)
