@@ -1,6 +1,6 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { RED, ask, link, make, nodeOf, nodes, putFirst } from "./parts.js";
+import { RED, ask, link, make, nodeOf, nodes, putFirst, widen } from "./parts.js";
 import { t, told } from "./words.js";
 
 // What went wrong at a node stands on it in red until its workflow is queued again: live, after a reload, in each tab
@@ -191,6 +191,7 @@ function show(node, text) {
     before.text = text;
     return before.words.replaceChildren(...linked(text, node));
   }
+  widen(node);
   const box = make("div", "width:100%;overflow:hidden");
   const words = make("div", "overflow-wrap:anywhere;white-space:pre-wrap;user-select:text;cursor:text;" +
     `font:${LARGE};padding:4px;border-radius:4px;box-sizing:border-box;` +

@@ -5,6 +5,7 @@ import { t, told } from "./words.js";
 // What the pack's modules share: elements in the editor's colours, questions to the server, toasts, links.
 
 export const RED = "var(--p-red-400, #f87171)"; // of what went wrong
+const LEAST = 240; // pixels
 const BUTTON = "padding:2px 10px;border-radius:4px;border:1px solid var(--border-color);" +
   "background:var(--comfy-input-bg);color:var(--input-text);font:12px sans-serif;cursor:pointer;white-space:nowrap";
 
@@ -142,6 +143,12 @@ export function nodeOf(id) {
     graph = node?.subgraph;
   }
   return node;
+}
+
+// Make a node wide enough for sentences: what stands for a subgraph may have no more than an output.
+/** @param {GraphNode} node */
+export function widen(node) {
+  if (node.size[0] < LEAST) node.setSize([LEAST, node.size[1]]);
 }
 
 // Put a node's newest widget, which is no part of its values, before the others.

@@ -4,7 +4,8 @@ import { compareSaves, drawWithIt } from "./after.js";
 import { RunGraph } from "./graph.js";
 import { LARGE, failureOf, failureOfRun, linked, onFailures } from "./failures.js";
 import { Filling } from "./filling.js";
-import { RED, WISHES, addressOf, ask, make, makeButton, makeMenu, nodes, onceRead, putFirst, takePlace, toast } from "./parts.js";
+import { RED, WISHES, addressOf, ask, make, makeButton, makeMenu, nodes, onceRead, putFirst, takePlace, toast,
+  widen } from "./parts.js";
 import { SampleStrip } from "./samples.js";
 import { download } from "./saves.js";
 import { openRuns } from "./tab.js";
@@ -179,6 +180,7 @@ class View {
     this.#listen(inner);
     app.canvas?.setDirty(true, true); // the editor gives it a place when it draws next
     if (this.#node.subgraph) {
+      widen(this.#node);
       outside.get(this.#node)?.push(widget);
       return void this.#node.widgets; // Nodes 2.0 sees what is new when it is asked for
     }

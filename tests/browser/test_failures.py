@@ -117,6 +117,8 @@ def test_a_failure_in_a_subgraph_stands_on_its_outside_too(editor) -> None:
     editor.run("async () => await window.app.queuePrompt(0, 1)")
     said = page.locator(".atelier-status:visible", has_text="There is no folder 'no such folder'")
     said.wait_for()
+    assert page.evaluate("() => window.app.graph.nodes.find(node => node.subgraph).size[0]") >= 240
+    editor.fit()  # the node has grown
     said.get_by_role("link", name="folder of Concept Dataset").click()  # leads inside
     page.locator(".atelier-failure:visible", has_text="There is no folder 'no such folder'").wait_for()
     editor.run("() => window.app.canvas.setGraph(window.app.graph)")
