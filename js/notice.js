@@ -25,8 +25,10 @@ function draw() {
 
 async function turn() {
   if (wanted()) localStorage.setItem(REMEMBERED, "off");
-  else if ((await Notification.requestPermission()) === "granted") localStorage.setItem(REMEMBERED, "on");
-  else
+  else if ((await Notification.requestPermission()) === "granted") {
+    await look((run) => atWork.delete(run)); // what ended before the wish is not told
+    localStorage.setItem(REMEMBERED, "on");
+  } else
     toast({ error: t("The browser does not allow notices of this page. Allow them in its settings for this site.") });
   draw();
 }
@@ -52,9 +54,11 @@ export function watch(run, title) {
 /** @param {string} name */
 async function end(name) {
   const called = atWork.get(name);
-  if (!atWork.delete(name) || !wanted()) return;
+  if (called === undefined) return;
   /** @type {Run | Failure} */
   const run = await ask(addressOf(name));
+  if (run.unanswered) return; // the next look asks again
+  if (!atWork.delete(name) || !wanted()) return;
   const gone = run.error !== undefined;
   const notice = new Notification(gone ? `${called}` : titleOf(run), {
     body: gone ? t("It ended, and kept nothing.") : String(told(run.sentence)),
@@ -74,10 +78,12 @@ api.addEventListener("atelier.run", ({ detail }) => {
   else end(detail.run);
 });
 
-setInterval(async () => {
-  if (!wanted()) return;
+/** @param {(run: string) => void} ended what to do with a run that is no longer at work */
+async function look(ended) {
   for (const run of [...atWork.keys()]) {
-    const { alive, error } = await ask(`${addressOf(run)}/live`);
-    if (alive === false || error) end(run);
+    const { alive, error, unanswered } = await ask(`${addressOf(run)}/live`);
+    if (!unanswered && (error || alive === false)) ended(run);
   }
-}, OFTEN);
+}
+
+setInterval(() => wanted() && look(end), OFTEN);

@@ -167,14 +167,14 @@ export function takePlace(node, box) {
   body?.querySelector(`.${box.className}`)?.replaceWith(box);
 }
 
-// The server's answer; {error: a sentence} where there is none.
+// The server's answer; {error: a sentence, unanswered: true} where there is none.
 /** @param {string} address @param {object} [question] @returns {Promise<any>} */
 export async function ask(address, question) {
   const post = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) };
   try {
     return await (await api.fetchApi(address, question && post)).json();
   } catch (/** @type {any} */ problem) {
-    return { error: t("The server did not answer: {0}.", problem.message) };
+    return { error: t("The server did not answer: {0}.", problem.message), unanswered: true };
   }
 }
 

@@ -208,6 +208,7 @@ interface Run extends ListedRun {
   pictures: number | null;
   begun_with: { step: number; run: string } | null;
   error?: undefined;
+  unanswered?: undefined;
 }
 
 // The settings of one node, as trainer_core/runs/detail.py groups them.
@@ -220,6 +221,7 @@ interface NodeSettings {
 
 interface Failure {
   error: string;
+  unanswered?: true;
 }
 
 // What an event tells of a run at work.
