@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from drawing import COLOURS, SUPER, fill, shape_mask
-from PIL import Image, ImageDraw
+from drawing import COLOURS, SUPER, Body, fill, shape_mask
+from PIL import Image
 
 TRIGGER = "mossling"
 SEED = 7
 TEAL, DARK_TEAL, CREAM, ORANGE = (30, 165, 150), (15, 105, 100), (250, 235, 190), (250, 135, 20)
+WHITE, INK = (255, 255, 255), (15, 15, 20)
 
 # width, height (pixels), background colour, its texture, place in words, x, y, half height (fractions of the
 # shorter side; x and y are fractions of the picture), another shape (shape, colour, x, y) or None, has a mask
@@ -38,28 +39,19 @@ PICTURES = (
 def draw_motif(canvas: Image.Image, x: float, y: float, half: float, tilt: float, gaze: float) -> Image.Image:
     """Draw a mossling onto an RGB canvas and return its mask (mode L); x, y, half height in pixels, tilt in degrees."""
     mask = Image.new("L", canvas.size, 0)
-    pens = (ImageDraw.Draw(canvas), ImageDraw.Draw(mask))
-    c, s = np.cos(np.deg2rad(tilt)), np.sin(np.deg2rad(tilt))
-    turn = np.linspace(0, 2 * np.pi, 64, endpoint=False)
-
-    def polygon(points: np.ndarray, colour: tuple[int, int, int]) -> None:
-        turned = points @ np.array([[c, s], [-s, c]]) * half + (x, y)
-        corners = [tuple(p) for p in turned]
-        pens[0].polygon(corners, fill=colour)
-        pens[1].polygon(corners, fill=255)
-
-    def ellipse(cx: float, cy: float, rx: float, ry: float, colour: tuple[int, int, int]) -> None:
-        polygon(np.stack([cx + rx * np.cos(turn), cy + ry * np.sin(turn)], 1), colour)
-
-    for side in (-1, 1):
-        polygon(np.array([(0.18, -0.5), (0.42, -0.5), (0.6, -0.85), (0.44, -0.9)]) * (side, 1), DARK_TEAL)
-        ellipse(side * 0.5, -0.84, 0.2, 0.2, ORANGE)
-        ellipse(side * 0.4, 0.88, 0.3, 0.16, ORANGE)
-    ellipse(0, 0.12, 0.82, 0.78, TEAL)
-    ellipse(0, 0.48, 0.5, 0.36, CREAM)
-    for side in (-1, 1):
-        ellipse(side * 0.33, -0.12, 0.27, 0.27, (255, 255, 255))
-        ellipse(side * 0.33 + gaze * 0.08, -0.1, 0.14, 0.14, (15, 15, 20))
+    for picture, colours in ((canvas, (DARK_TEAL, ORANGE, TEAL, CREAM, WHITE, INK)), (mask, (255,) * 6)):
+        dark, orange, teal, cream, white, ink = colours
+        body = Body(picture, x, y, half, tilt)
+        for side in (-1, 1):
+            body.polygon(np.array([(0.18, -0.5), (0.42, -0.5), (0.6, -0.85), (0.44, -0.9)]) * (side, 1), dark)
+            body.ellipse(side * 0.5, -0.84, 0.2, 0.2, orange)
+            body.ellipse(side * 0.4, 0.88, 0.3, 0.16, orange)
+        body.ellipse(0, 0.12, 0.82, 0.78, teal)
+        body.ellipse(0, 0.6, 0.48, 0.26, cream)
+        for side in (-1, 1):
+            body.ellipse(side * 0.34, -0.16, 0.29, 0.29, white)
+            body.ellipse(side * 0.34 + gaze * 0.08, -0.13, 0.16, 0.16, ink)
+        body.smile(0, 0.16, 0.34, 0.08, 0.16, ink)
     return mask
 
 

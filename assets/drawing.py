@@ -301,6 +301,110 @@ def _scribble(canvas: Image.Image, rng: np.random.Generator, colour: tuple[int, 
             pen.ellipse((x + dx - r, y + dy - r, x + dx + r, y + dy + r), fill=colour)
 
 
+def creature(seed: int, index: int) -> tuple[Image.Image, str]:
+    """Draw one figure with eyes, mouth and limbs: RGB (SIZE, SIZE) and its caption, which names colour and ground.
+
+    Body, eyes, feet and what grows on the head vary alone, so that the model learns how such figures are put together,
+    and no single one.
+    """
+    rng = np.random.default_rng((seed, index, 3))
+    ground, colour = (str(name) for name in rng.choice(list(COLOURS), 2, replace=False))
+    texture = _pick(rng, TEXTURES) if rng.random() < 0.12 else ""
+    side = SIZE * SUPER
+    canvas = fill((side, side), COLOURS[ground], texture, rng)
+    half, place = rng.uniform(0.24, 0.38) * side, ""
+    x, y = (0.5 + rng.uniform(-0.08, 0.08, 2)) * side
+    if rng.random() < 0.25:
+        place = _pick(rng, ("on the left", "on the right", "at the top", "at the bottom"))
+        half, (x, y) = 0.75 * half, (PLACES[place][0] * side, PLACES[place][1] * side)
+    Body(canvas, x, y, half, rng.uniform(-8, 8)).draw(COLOURS[colour], rng)
+    named = _article(f"{colour} creature" if rng.random() < 0.7 else "creature")
+    words = f"{texture} {ground}".strip()
+    return canvas.reduce(SUPER), f"{named} {place}".strip() + f" on {_article(words)} background"
+
+
+class Body:
+    """A creature on a canvas, in units of its half height around its middle; y points down."""
+
+    def __init__(self, canvas: Image.Image, x: float, y: float, half: float, tilt: float) -> None:
+        self._pen, self._half, self._at = ImageDraw.Draw(canvas), half, (x, y)
+        turn = np.deg2rad(tilt)
+        self._turn = np.array([[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]])
+
+    def polygon(self, points: np.ndarray, colour: int | tuple[int, ...]) -> None:
+        """Draw the outline through points (N, 2)."""
+        self._pen.polygon([tuple(p) for p in points @ self._turn * self._half + self._at], fill=colour)
+
+    def ellipse(self, x: float, y: float, rx: float, ry: float, colour: int | tuple[int, ...]) -> None:
+        """Draw an ellipse around (x, y)."""
+        turn = np.linspace(0, 2 * np.pi, 64, endpoint=False)
+        self.polygon(np.stack([x + rx * np.cos(turn), y + ry * np.sin(turn)], 1), colour)
+
+    def smile(self, x: float, y: float, width: float, depth: float, thick: float, colour: tuple[int, ...]) -> None:
+        """Draw a mouth: two parabolas between the same corners, the lower one deeper."""
+        t = np.linspace(-1, 1, 24)
+        bow = 1 - t**2
+        upper, lower = (np.stack([x + width * t, y + deep * bow], 1) for deep in (depth, depth + thick))
+        self.polygon(np.concatenate([upper, lower[::-1]]), colour)
+
+    def draw(self, skin: tuple[int, ...], rng: np.random.Generator) -> None:
+        """Draw what is behind the body, the body, and the face on it."""
+        shade = tuple(int(v * 0.62) for v in skin)
+        limb = _pick(rng, (shade, skin, _pick(rng, COLOURS.values())))
+        wide, tall = rng.uniform(0.6, 0.95), rng.uniform(0.62, 0.85)
+        low = 0.9 - tall
+        self._head(rng, limb, shade, wide, low - tall)
+        if rng.random() < 0.75:
+            apart, foot = rng.uniform(0.25, 0.5), rng.uniform(0.18, 0.32)
+            for sign in (-1, 1):
+                self.ellipse(sign * apart, 0.86, foot, rng.uniform(0.5, 0.6) * foot, limb)
+        if rng.random() < 0.35:
+            for sign in (-1, 1):
+                self.ellipse(sign * wide, low + 0.1, 0.24, 0.13, limb)
+        if rng.random() < 0.75:
+            self.ellipse(0, low, wide, tall, skin)
+        else:
+            top, bottom = low - tall, low + tall
+            self.polygon(np.array([(-0.8 * wide, top), (0.8 * wide, top), (wide, bottom), (-wide, bottom)]), skin)
+        if rng.random() < 0.6:
+            belly = _pick(rng, ((250, 235, 190), COLOURS["white"], _pick(rng, COLOURS.values())))
+            self.ellipse(0, low + 0.45 * tall, rng.uniform(0.45, 0.65) * wide, rng.uniform(0.32, 0.48) * tall, belly)
+        self._eyes(rng, wide, low - rng.uniform(0.15, 0.4) * tall)
+
+    def _head(self, rng, limb: tuple[int, ...], shade: tuple[int, ...], wide: float, top: float) -> None:
+        kind = _pick(rng, ("ears", "horns", "stalks", "none"))
+        apart = rng.uniform(0.4, 0.65) * wide
+        for sign in (-1, 1) if kind != "none" else ():
+            side = np.array((sign, 1.0))
+            if kind == "stalks":
+                tip = rng.uniform(0.1, 0.18)
+                stalk = [
+                    (apart - 0.1, top + 0.4),
+                    (apart + 0.1, top + 0.4),
+                    (apart + 0.2, top - 0.1),
+                    (apart, top - 0.1),
+                ]
+                self.polygon(np.array(stalk) * side, shade)
+                self.ellipse(sign * (apart + 0.1), top - 0.1, tip, tip, limb)
+            elif kind == "ears":
+                self.ellipse(sign * apart, top + 0.1, rng.uniform(0.15, 0.25), rng.uniform(0.2, 0.38), limb)
+            else:
+                horn = [(apart - 0.2, top + 0.3), (apart + 0.2, top + 0.35), (apart + 0.1, top - 0.2)]
+                self.polygon(np.array(horn) * side, limb)
+
+    def _eyes(self, rng: np.random.Generator, wide: float, y: float) -> None:
+        ink, eye, gaze = (15, 15, 20), rng.uniform(0.16, 0.3), rng.uniform(-1, 1)
+        count = _pick(rng, (1, 2, 2, 2, 2, 3))
+        apart = max(0.36 * wide, 1.05 * eye)
+        for x in {1: (0.0,), 2: (-apart, apart), 3: (-2 * eye, 0.0, 2 * eye)}[count]:
+            self.ellipse(x, y, eye, eye, (255, 255, 255))
+            pupil = rng.uniform(0.45, 0.6) * eye
+            self.ellipse(x + gaze * 0.3 * eye, y + 0.02, pupil, pupil, ink)
+        if rng.random() < 0.8:
+            depth, thick = rng.uniform(0.04, 0.14), rng.uniform(0.07, 0.16)
+            self.smile(0, y + eye + 0.06, rng.uniform(0.18, 0.4) * wide, depth, thick, ink)
+
+
 def _face(canvas: Image.Image, rng: np.random.Generator) -> None:
     """Draw a random face-like composition: body, two eyes with pupils, a mouth, sometimes ears."""
     side = canvas.width

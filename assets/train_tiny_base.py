@@ -2,7 +2,7 @@
 
     python assets/train_tiny_base.py all --work DIR --tokenizer COMFYUI/comfy/sd1_tokenizer
 
-Each phase (autoencoder, latents, unet, export) resumes from the state it left in DIR. Every random
+Each phase (autoencoder, latents, unet, export, refine) resumes from the state it left in DIR. Every random
 choice of a step is a pure function of (seed, step), so a resumed run continues exactly where it stopped.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
+from typing import Any
 
 import drawing
 import numpy as np
@@ -32,8 +33,11 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer_core.models.sd.names import tiny_vae_names, unet_ldm_names
 
+CREATURES = 2_000  # pictures of figures with faces, and as many scenes beside them, that refine the model
 NARROW, WIDE = 32, 64  # channels of the autoencoder while training, and as shipped
 TOKENS, BOS, EOS = 77, 49406, 49407
+METADATA = {"modelspec.title": "LoRA Atelier tiny base", "modelspec.architecture": "stable-diffusion-v1",
+            "modelspec.resolution": "128x128", "modelspec.license": "see the repository"}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,14 +280,15 @@ def encode_latents(args: argparse.Namespace) -> None:
 
 
 def update(
-    optimizers: Optimizers, parameters: dict[str, torch.Tensor], average: dict[str, torch.Tensor], step: int
-) -> None:
-    """Clip the gradients, take step number `step`, clear the gradients, and move the average of the weights."""
+    optimizers: Optimizers, parameters: dict[str, torch.Tensor], average: dict[str, torch.Tensor], step: int,
+    most: float = 0.999,
+) -> None:  # fmt: skip
+    """Clip the gradients, take step number `step`, clear the gradients, and move the average, whose decay is `most`."""
     torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
     for optimizer in optimizers.values():
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    decay = min(0.999, (1 + step) / (10 + step))
+    decay = min(most, (1 + step) / (10 + step))
     torch._foreach_lerp_(list(average.values()), [p.detach() for p in parameters.values()], 1 - decay)
 
 
@@ -349,17 +354,7 @@ def train_unet(args: argparse.Namespace) -> None:
         latents, tokens = stage_data(args, stage, tokenizer)
         while step < stage_end:
             generator = generator_at(args.seed, step)
-            rows = torch.randint(len(latents), (stage.batch,), generator=generator)
-            ids = torch.stack([spoil(tokens[row], generator) for row in rows.tolist()]).to(device)
-            clean = latents[rows].float().to(device)
-            noise = torch.randn(clean.shape, generator=generator).to(device)
-            timesteps = torch.randint(1000, (stage.batch,), generator=generator).to(device)
-            a = alpha_bar[timesteps].float().view(-1, 1, 1, 1)
-            noised = (a.sqrt() * clean + (1 - a).sqrt() * noise).contiguous(memory_format=torch.channels_last)
-            prediction = models["unet"](noised, timesteps, models["text"](input_ids=ids).last_hidden_state).sample
-            error = (prediction - noise).square().mean((1, 2, 3))
-            snr = (a / (1 - a)).flatten()
-            loss = (error * snr.clamp(max=5) / snr).mean()  # min-SNR-5 (Hang et al. 2023)
+            loss, error = _denoise(models, latents, tokens, alpha_bar, generator, stage.batch)
             for group in optimizer.param_groups:
                 group["lr"] = args.lr * rate(step, total, 300, hold=0.75)
             loss.backward()
@@ -407,6 +402,100 @@ def spoil(ids: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.tensor([*row[: TOKENS - 1], EOS])
 
 
+def refine(args: argparse.Namespace) -> None:
+    """Teach the exported model figures with eyes, mouth and limbs, beside the scenes that it knows, in place."""
+    path, device = args.work / "refined.safetensors", torch.device(args.device)
+    weights = load_file(args.output)
+    unet, text, autoencoder = build_unet(), build_text_encoder(), build_autoencoder(WIDE)
+    parts = (
+        (unet, "model.diffusion_model.", unet_ldm_names(unet.state_dict(), layers_per_block=1)),
+        (text, "cond_stage_model.transformer.text_model.", {key: key for key in text.state_dict()}),
+        (autoencoder, "first_stage_model.", tiny_vae_names(autoencoder.state_dict())),
+    )
+    for module, prefix, names in parts:
+        module.load_state_dict({key: weights[prefix + name].float() for key, name in names.items()})
+    unet.to(device, memory_format=torch.channels_last)
+    text.to(device)
+    autoencoder.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+    latents, tokens = _refining(args, autoencoder)
+    models = {"unet": unet, "text": text}
+    parameters = {f"{n}.{k}": v for n, m in models.items() for k, v in m.named_parameters()}
+    average = {key: value.detach().clone() for key, value in parameters.items()}
+    optimizer = torch.optim.AdamW(
+        parameters.values(), lr=args.refine_lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True
+    )
+    step = load_state(path, {**models, "average": average}, {"optimizer": optimizer})
+    alpha_bar, began, saved, losses = alpha_bars().to(device), time.monotonic(), time.monotonic(), []
+    while step < args.refine_steps:
+        loss, error = _denoise(models, latents, tokens, alpha_bar, generator_at(args.seed + 1, step), 16)
+        for group in optimizer.param_groups:
+            group["lr"] = args.refine_lr * rate(step, args.refine_steps, 50)
+        loss.backward()
+        step += 1
+        update({"optimizer": optimizer}, parameters, average, step, most=0.99)
+        losses.append((loss.item(), error.mean().item()))
+        if step % 50 == 0:
+            weighted, plain = np.mean(losses, 0)
+            log(args.work, phase="refine", step=step, loss=round(weighted, 5), mse=round(plain, 5),
+                seconds=round(time.monotonic() - began))  # fmt: skip
+            losses = []
+        if time.monotonic() - saved > 120 or step == args.refine_steps:
+            save_state(path, {**models, "average": average}, {"optimizer": optimizer}, step)
+            saved = time.monotonic()
+    for (_, prefix, names), part in zip(parts, models, strict=False):
+        weights |= {
+            prefix + name: average[f"{part}.{key}"].half() for key, name in names.items() if f"{part}.{key}" in average
+        }
+    write_tensors(args.output, weights, METADATA)
+
+
+def _creature(task: tuple[int, int]) -> tuple[np.ndarray, str]:
+    picture, caption = drawing.creature(*task)
+    return np.asarray(picture), caption
+
+
+def _scene(task: tuple[int, int]) -> tuple[np.ndarray, str]:
+    picture, caption = drawing.picture(*task)
+    return np.asarray(picture), caption
+
+
+def _refining(args: argparse.Namespace, model: AutoencoderTiny) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw creatures and scenes and return latents (N, 4, 16, 16) and token ids (N, 77)."""
+    path = args.work / "latents" / f"refine_{CREATURES}.safetensors"
+    with get_context("spawn").Pool(os.cpu_count()) as pool:
+        tasks = [(args.seed, index) for index in range(CREATURES)]
+        drawn = [*pool.map(_creature, tasks, chunksize=50), *pool.map(_scene, tasks, chunksize=50)]
+    if not path.exists():
+        pixels = torch.from_numpy(np.stack([picture for picture, _ in drawn]))
+        with torch.inference_mode():
+            latents = torch.cat([
+                model.encoder((batch.permute(0, 3, 1, 2).to(args.device).float() / 127.5 - 1).contiguous(
+                    memory_format=torch.channels_last)).cpu() for batch in pixels.split(25)
+            ])  # fmt: skip
+        write_tensors(path, {"latents": latents.half()}, {})
+    tokenizer = CLIPTokenizer.from_pretrained(args.tokenizer)
+    return load_file(path)["latents"], tokenize(tokenizer, [caption for _, caption in drawn])
+
+
+def _denoise(
+    models: dict[str, Any], latents: torch.Tensor, tokens: torch.Tensor, alpha_bar: torch.Tensor,
+    generator: torch.Generator, batch: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the loss of a step, min-SNR-5 (Hang et al. 2023), and the squared error of each picture (B,)."""
+    device = alpha_bar.device
+    rows = torch.randint(len(latents), (batch,), generator=generator)
+    ids = torch.stack([spoil(tokens[row], generator) for row in rows.tolist()]).to(device)
+    clean = latents[rows].float().to(device)
+    noise = torch.randn(clean.shape, generator=generator).to(device)
+    timesteps = torch.randint(1000, (batch,), generator=generator).to(device)
+    a = alpha_bar[timesteps].float().view(-1, 1, 1, 1)
+    noised = (a.sqrt() * clean + (1 - a).sqrt() * noise).contiguous(memory_format=torch.channels_last)
+    prediction = models["unet"](noised, timesteps, models["text"](input_ids=ids).last_hidden_state).sample
+    error = (prediction - noise).square().mean((1, 2, 3))
+    snr = (a / (1 - a)).flatten()
+    return (error * snr.clamp(max=5) / snr).mean(), error
+
+
 def export(args: argparse.Namespace) -> None:
     """Write the averaged weights and the widened autoencoder as one fp16 checkpoint with SD 1's names."""
     state = load_file(args.work / "unet.safetensors")
@@ -421,9 +510,7 @@ def export(args: argparse.Namespace) -> None:
     tensors["first_stage_model.vae_scale"] = torch.tensor(0.18215)
     tensors["first_stage_model.vae_shift"] = torch.tensor(0.0)
     halves = {key: value.half() if key != "first_stage_model.vae_scale" else value for key, value in tensors.items()}
-    metadata = {"modelspec.title": "LoRA Atelier tiny base", "modelspec.architecture": "stable-diffusion-v1",
-                "modelspec.resolution": "128x128", "modelspec.license": "see the repository"}  # fmt: skip
-    write_tensors(args.output, halves, metadata)
+    write_tensors(args.output, halves, METADATA)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -442,6 +529,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ae-stop", type=int, default=1806, help="where training ends within a schedule of --ae-steps")
     parser.add_argument("--ae-lr", type=float, default=8e-4)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--refine-steps", type=int, default=1500)
+    parser.add_argument("--refine-lr", type=float, default=8e-4)
     return parser.parse_args(argv)
 
 
@@ -450,6 +539,7 @@ PHASES = {
     "latents": encode_latents,
     "unet": train_unet,
     "export": export,
+    "refine": refine,
 }
 
 if __name__ == "__main__":
