@@ -94,7 +94,7 @@ interface App {
     canvas: HTMLCanvasElement;
     constructor: { active_canvas?: App["canvas"] };
     ds: { scale: number; offset: [number, number] };
-    prompt(title: string, value: unknown, take: (text: string) => void, event: null): void;
+    prompt(title: string, value: unknown, take: (text: string) => void, event: MouseEvent): void;
     setGraph(graph: Graph): void;
     selectNode(node: GraphNode): void;
     setDirty(front: boolean, back: boolean): void;
