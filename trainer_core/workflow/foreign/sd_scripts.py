@@ -1,86 +1,18 @@
-"""Read the settings of other trainers as a starting point: sd-scripts' arguments or TOML, OneTrainer's JSON.
-
-Tables name our setting for each of theirs; what has no counterpart is listed, never guessed.
-"""
+"""Read the settings of sd-scripts: its arguments or its TOML."""
 
 from __future__ import annotations
 
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..common.json_files import parse_json
-from ..config import ALGORITHMS, MODEL_FILES, OPTIMIZERS
-from ..config.naming import SECTIONS
-from ..config.optimizer import RATES
-from ..config.rows import without_effect
-from .toml_text import read_toml
-
-LARGEST = 2**20  # bytes of a file
-Convert = Callable[[Any], Any]
-
-
-@dataclass(slots=True)
-class Imported:
-    """The settings that were found, and what was not."""
-
-    name: str = "my_lora"
-    values: dict[str, Any] = field(default_factory=dict)  # nested, as a TOML of ours has them
-    left: list[str] = field(default_factory=list)  # settings without a counterpart, as `name = value`
-
-    def put(self, setting: str, value: Any) -> None:
-        """Set one of our settings by its full name."""
-        *parts, last = setting.split(".")
-        section = self.values
-        for part in parts:
-            section = section.setdefault(part, {})
-        section[last] = value
-
-    def leave(self, name: str, value: Any) -> None:
-        """List a setting that has no counterpart."""
-        self.left.append(f"{name} = {value!r:.80}")
-
-    def concept(self, **values: Any) -> None:
-        """Add a concept."""
-        self.values.setdefault("dataset", {}).setdefault("concepts", []).append(values)
-
-
-def read_foreign(path: Path) -> Imported:
-    """Read a file of another trainer; raises ValueError for one that cannot be read, or names no base model."""
-    with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise ValueError(f"larger than {LARGEST // 2**20} MiB")
-    text, kind = content.decode("utf-8", "replace"), path.suffix.lower()
-    if kind == ".json":
-        values = parse_json(text)
-        if not isinstance(values, dict) or not {"base_model_name", "training_method"} & values.keys():
-            raise ValueError("it is no configuration of OneTrainer: it names neither base_model_name nor a method")
-        found = read_onetrainer(values, path.parent)
-    else:
-        found = read_sd_scripts(_flat(read_toml(text)) if kind == ".toml" else read_arguments(text), path.parent)
-    if "path" not in found.values.get("base_model", {}):
-        raise ValueError("it names no base model, so it is no file of sd-scripts or OneTrainer")
-    for name, value in _drop_without_effect(found.values):
-        found.leave(name, value)
-    return found
-
-
-def _drop_without_effect(values: Any, section: str = "") -> Iterator[tuple[str, Any]]:
-    """Drop settings that do not act beside the others, which other programs ignore; yield what they were."""
-    for each in values if isinstance(values, list) else [values]:
-        if isinstance(each, dict):
-            for name in without_effect(SECTIONS[section], each) if section in SECTIONS else ():
-                yield f"{section}.{name}", each.pop(name)
-            for name, inner in each.items():
-                yield from _drop_without_effect(inner, name)
-
-
-# --- sd-scripts --------------------------------------------------------------------------------------------
+from ...config import ALGORITHMS, OPTIMIZERS
+from ...config.optimizer import RATES
+from ..toml_text import read_toml
+from .imported import Convert, Imported, optimizer_named
 
 PRECISIONS = {"no": "float32", "fp16": "float16", "bf16": "bfloat16", "float": "float32"}
 LOSSES = {"l2": "mse", "l1": "l1", "huber": "huber", "smooth_l1": "smooth_l1"}
@@ -193,7 +125,7 @@ def read_sd_scripts(given: Mapping[str, Any], folder: Path) -> Imported:
     found, rest = Imported(name=str(given.get("output_name", "my_lora"))), dict(given)
     script, _ = str(rest.pop("", "")), rest.pop("output_name", None)
     for name, (setting, convert) in PLAIN.items():
-        _take(found, rest, name, setting, convert)
+        take(found, rest, name, setting, convert)
     for name, (setting, choices) in CHOICES.items():
         value = rest.pop(name, None)
         if value is not None:
@@ -207,7 +139,7 @@ def read_sd_scripts(given: Mapping[str, Any], folder: Path) -> Imported:
         found.put("train.resolution", _resolution(size))
     if (kind := rest.pop("log_with", None)) is not None:
         found.put("train.log", "tensorboard") if kind == "tensorboard" else found.leave("log_with", kind)
-    _warmup(found, rest)
+    put_warmup(found, rest)
     _optimizer(found, rest, second="sdxl" in script)
     _network(found, rest)
     _intervals(found, rest, folder)
@@ -218,7 +150,7 @@ def read_sd_scripts(given: Mapping[str, Any], folder: Path) -> Imported:
     return found
 
 
-def _take(found: Imported, rest: dict[str, Any], name: str, setting: str, convert: Convert) -> None:
+def take(found: Imported, rest: dict[str, Any], name: str, setting: str, convert: Convert) -> None:
     """Move one value over; one that cannot be read is listed."""
     value = rest.pop(name, None)
     if value is None or value == "":
@@ -229,7 +161,7 @@ def _take(found: Imported, rest: dict[str, Any], name: str, setting: str, conver
         found.leave(name, value)
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Bring the sections of a configuration together, as sd-scripts does; a list of datasets stays."""
     found: dict[str, Any] = {}
     for name, value in values.items():
@@ -248,7 +180,7 @@ def _resolution(value: Any) -> int:
     return round(math.sqrt(sides[0] * sides[-1]) / 8) * 8
 
 
-def _warmup(found: Imported, rest: dict[str, Any]) -> None:
+def put_warmup(found: Imported, rest: dict[str, Any]) -> None:
     value = rest.pop("lr_warmup_steps", None)
     if value is None:
         return
@@ -262,7 +194,7 @@ def _optimizer(found: Imported, rest: dict[str, Any], *, second: bool) -> None:
     """Read optimizer and learning rates; text encoders are trained there unless it is switched off."""
     kind = rest.pop("optimizer_type", None) or "AdamW"
     kind = "AdamW8bit" if _on(rest.pop("use_8bit_adam", False)) else str(kind)
-    name = _name_of(kind)
+    name = optimizer_named(kind)
     if name is None:
         found.leave("optimizer_type", kind)
     else:
@@ -286,14 +218,6 @@ def _optimizer(found: Imported, rest: dict[str, Any], *, second: bool) -> None:
             found.put(f"optimizer.options.{key}", _plain(value))
         else:
             found.leave(f"optimizer_args {key}", value)
-
-
-def _name_of(kind: str) -> str | None:
-    """Find our name of an optimizer by theirs; None for one that the table lacks."""
-    plain = kind.rpartition(".")[2].lower().replace("_", "")
-    ours = {name.replace("_", ""): name for name in OPTIMIZERS}
-    others = {"sgdnesterov": "sgd", "sgdnesterov8bit": "sgd8bit", "adamwschedulefree": "schedulefree_adamw"}
-    return others.get(plain) or ours.get(plain)
 
 
 def _plain(text: str) -> Any:
@@ -335,7 +259,7 @@ def _network(found: Imported, rest: dict[str, Any]) -> None:
         found.put("lora.dora", True)
     for name, (setting, convert) in NETWORK.items():
         if convolutions or not name.startswith("conv_"):
-            _take(found, given, name, setting, convert)
+            take(found, given, name, setting, convert)
     for name, value in given.items():
         if value not in ("", "0", "False", "false"):
             found.leave(f"network_args {name}", value)
@@ -409,161 +333,3 @@ def _concept(found: Imported, values: dict[str, Any], role: str, folder: Path) -
     for name, value in values.items():
         if not WITHOUT_EFFECT.fullmatch(name) and value not in (False, None, "", 0):
             found.leave(f"dataset {name}", value)
-
-
-# --- OneTrainer --------------------------------------------------------------------------------------------
-
-TYPES = {"FLOAT_32": "float32", "BFLOAT_16": "bfloat16", "FLOAT_16": "float16", "FLOAT_8": "float8", "NFLOAT_4": "nf4"}
-ONE_PLAIN: dict[str, tuple[str, Convert]] = {
-    "base_model_name": ("base_model.path", str),
-    "epochs": ("train.epochs", int),
-    "batch_size": ("train.batch_size", int),
-    "gradient_accumulation_steps": ("train.accumulate", int),
-    "seed": ("train.seed", int),
-    "lora_rank": ("lora.rank", int),
-    "lora_alpha": ("lora.alpha", float),
-    "dropout_probability": ("lora.dropout", float),
-    "lora_model_name": ("lora.start", str),
-    "clip_grad_norm": ("optimizer.max_grad_norm", float),
-    "learning_rate_cycles": ("scheduler.cycles", lambda value: int(float(value))),
-    "learning_rate_min_factor": ("scheduler.min_lr_ratio", float),
-    "offset_noise_weight": ("objective.noise_offset", float),
-    "perturbation_noise_weight": ("objective.input_perturbation", float),
-    "timestep_shift": ("objective.timestep_shift", float),
-}
-ONE_CHOICES: dict[str, tuple[str, Mapping[Any, Any]]] = {
-    "train_dtype": ("base_model.precision", TYPES),
-    "output_dtype": ("train.save_dtype", TYPES),
-    "lora_weight_dtype": ("lora.dtype", TYPES),
-    "peft_type": ("lora.algorithm", {"LORA": "lora", "LOHA": "loha", "OFT_2": "oft"}),
-    "learning_rate_scheduler": (
-        "scheduler.name",
-        {
-            "CONSTANT": "constant",
-            "LINEAR": "linear",
-            "COSINE": "cosine",
-            "COSINE_WITH_RESTARTS": "cosine_soft_restarts",
-            "COSINE_WITH_HARD_RESTARTS": "cosine_with_restarts",
-            "REX": "rex",
-        },
-    ),
-    "timestep_distribution": (
-        "objective.timestep_distribution",
-        {"UNIFORM": "uniform", "LOGIT_NORMAL": "logit_normal"},
-    ),
-    "gradient_checkpointing": ("memory.checkpointing", {"ON": "full", "CPU_OFFLOADED": "full", "OFF": "0"}),
-}
-ONE_MASKS = (
-    "unmasked_weight",
-    "unmasked_probability",
-    "normalize_masked_area_loss",
-    "masked_prior_preservation_weight",
-)
-ONE_WITHOUT_EFFECT = re.compile(
-    "__version|training_method|model_type|debug.*|workspace_dir|cache_dir|tensorboard.*|continue_last_backup|output_model.*"
-    "|dataloader_threads|.*_device|latent_caching|only_cache|clear_cache.*|backup.*|rolling_backup.*|samples?_.*"
-    "|non_ema_.*|concepts|concept_file_name|optimizer|unet|prior|transformer|text_encoder.*|vae|save_.*|masked_training"
-    "|validat.*|aspect_ratio_bucketing|compile|attention_mechanism|cloud|secrets|.*_preset|include_train_config"
-)
-
-
-def read_onetrainer(given: Mapping[str, Any], folder: Path) -> Imported:
-    """Read a configuration of OneTrainer; folder: in which relative paths start."""
-    found, rest = Imported(), dict(given)
-    if output := rest.get("output_model_destination"):
-        found.name = Path(str(output).replace("\\", "/")).stem
-    for name, (setting, convert) in ONE_PLAIN.items():
-        _take(found, rest, name, setting, convert)
-    for name, (setting, choices) in ONE_CHOICES.items():
-        value = rest.pop(name, None)
-        if value is not None:
-            found.put(setting, choices[value]) if value in choices else found.leave(name, value)
-    if (size := rest.pop("resolution", None)) not in (None, ""):
-        sizes = [part.strip() for part in str(size).split(",")]
-        if len(sizes) == 1 and sizes[0].isdecimal():
-            found.put("train.resolution", int(sizes[0]))
-        else:
-            found.put("train.buckets.resolutions", sizes)
-    if (warmup := rest.pop("learning_rate_warmup_steps", None)) is not None:
-        _warmup(found, {"lr_warmup_steps": warmup})
-    if rest.pop("loss_weight_fn", "CONSTANT") == "MIN_SNR_GAMMA":
-        found.put("objective.min_snr_gamma", float(rest.pop("loss_weight_strength", 5.0)))
-    rest.pop("loss_weight_strength", None)
-    for name, bound in (("min_noising_strength", "min_timestep"), ("max_noising_strength", "max_timestep")):
-        if (share := rest.pop(name, None)) is not None:
-            found.put(f"objective.{bound}", min(999, round(1000 * float(share))))
-    _one_parts(found, rest)
-    _one_optimizer(found, rest)
-    masks = _one_masks(rest)
-    _one_concepts(found, rest, folder, masks)
-    for name, value in rest.items():
-        if not ONE_WITHOUT_EFFECT.fullmatch(name) and value not in (False, None, "", 0, "OFF", "NEVER"):
-            found.leave(name, value)
-    return found
-
-
-def _one_parts(found: Imported, rest: dict[str, Any]) -> None:
-    """Read the learning rates of the denoiser and the text encoders, and their stored formats."""
-    rate = rest.pop("learning_rate", None)
-    parts = (("unet", "prior", "transformer"), ("text_encoder", "text_encoder_1"), (MODEL_FILES[3],))
-    for setting, names in zip(RATES, parts, strict=False):
-        part = next((rest[name] for name in names if isinstance(rest.get(name), dict)), {})
-        trained = part.get("train", setting == RATES[0])
-        own = part.get("learning_rate") or rate
-        if trained and own is not None:
-            found.put(f"optimizer.{setting}", float(own))
-        if (kind := TYPES.get(part.get("weight_dtype", ""))) and setting == RATES[0]:
-            found.put("base_model.weights", kind)
-    if model := rest.get("vae", {}).get("model_name") if isinstance(rest.get("vae"), dict) else None:
-        found.put("base_model.vae", model)
-
-
-def _one_optimizer(found: Imported, rest: dict[str, Any]) -> None:
-    given = rest.get("optimizer")
-    given = dict(given) if isinstance(given, dict) else {"optimizer": given or "ADAMW"}
-    kind = str(given.pop("optimizer", "ADAMW"))
-    name = _name_of(kind.replace("_8BIT", "8BIT").replace("SCHEDULE_FREE_ADAMW", "schedulefree_adamw"))
-    if name is None:
-        found.leave("optimizer", kind)
-        return
-    found.put("optimizer.name", name)
-    settings = {each.name for each in OPTIMIZERS[name].settings}
-    for key, value in given.items():
-        if key in settings and value is not None:
-            found.put(f"optimizer.options.{key}", value)
-
-
-def _one_masks(rest: dict[str, Any]) -> dict[str, Any] | None:
-    weight, probability, normalize, prior = (rest.pop(name, None) for name in ONE_MASKS)
-    if not rest.get("masked_training"):
-        return None
-    values = {"unmasked_weight": weight, "unmasked_probability": probability, "normalize_masked_area": normalize}
-    return {name: value for name, value in {**values, "prior_weight": prior}.items() if value is not None}
-
-
-def _one_concepts(found: Imported, rest: dict[str, Any], folder: Path, masks: dict[str, Any] | None) -> None:
-    """Read the concepts, in the configuration or in the file that it names."""
-    concepts = rest.get("concepts")
-    file = folder / str(rest.get("concept_file_name", ""))
-    if not isinstance(concepts, list):
-        if not file.is_file():
-            found.leave("concept_file_name", rest.get("concept_file_name"))
-            return
-        concepts = parse_json(file.read_text(encoding="utf-8"))
-    for each in concepts:
-        if not each.get("enabled", True):
-            continue
-        text, image = each.get("text") or {}, each.get("image") or {}
-        kinds = {"sample": "text_file", "concept": "one_file", "filename": "file_name"}
-        captions: dict[str, Any] = {"source": kinds.get(text.get("prompt_source", "sample"), "text_file")}
-        if captions["source"] == "one_file":
-            captions["file"] = text.get("prompt_path", "")
-        captions |= {"shuffle": bool(text.get("enable_tag_shuffling")), "keep": int(text.get("keep_tags_count") or 0)}
-        values = {"folder": str(folder / each.get("path", "")), "captions": captions}
-        values |= {"recursive": bool(each.get("include_subdirectories")), "folder_repeats": False}
-        values |= {"loss_weight": float(each.get("loss_weight", 1.0)), "flip": bool(image.get("enable_random_flip"))}
-        if each.get("type") in ("VALIDATION", "PRIOR_PREDICTION"):
-            values["role"] = each["type"].lower()
-        balance = float(each.get("balancing", 1.0))
-        values |= {"samples": int(balance)} if each.get("balancing_strategy") == "SAMPLES" else {"repeats": balance}
-        found.concept(**values, **({"masks": masks} if masks is not None else {}))
