@@ -504,7 +504,7 @@ def definition(
 
 def shipped_blueprint(graph: Graph) -> dict[str, Any]:
     """Write the file of the blueprint, which the editor offers beside its own."""
-    blueprint(graph, (0, 0), (400, 420), {"checkpoint": TINY}, {}, {}, {})
+    blueprint(graph, (0, 0), (400, 300), {"checkpoint": TINY}, {}, {}, {})
     return graph.workflow(BlueprintDescription=ABOUT, BlueprintSearchAliases=ALIASES)
 
 
@@ -513,11 +513,11 @@ TOY_TRAIN = {"name": "my_first_lora", "steps": 250, "batch_size": 4}
 
 def start(graph: Graph) -> dict[str, Any]:
     """Write the first template: the blueprint, and the picture that it draws."""
-    node = blueprint(graph, (0, 0), (400, 300), {"checkpoint": TINY}, EXAMPLE, TOY_TRAIN, {"batch_size": 2})
-    graph.add("SaveImage", (460, 0), (400, 420), linked={"images": (node, "IMAGE")}, **{"0": "atelier/my_first_lora"})
-    graph.note(
-        (460, 480),
-        (400, 150),
+    node = blueprint(graph, (280, 0), (420, 290), {"checkpoint": TINY}, EXAMPLE, TOY_TRAIN, {"batch_size": 2})
+    graph.add("SaveImage", (740, 0), (380, 380), linked={"images": (node, "IMAGE")}, **{"0": "atelier/my_first_lora"})
+    graph.note(  # at the left, where reading starts; there is room below the node for what it tells of the run
+        (0, 0),
+        (240, 240),
         "Press **Run**. In a minute or two a toy model learns a *mossling*, and draws it: before at the left, after "
         "at the right.\n\nThen choose your *checkpoint*, the *folder* of your pictures, a made-up *trigger word*, a "
         "*name*, and 1000 *steps*.",

@@ -18,15 +18,14 @@ const MOST = 400; // sliders
 const OTHER = "other"; // layers outside of all blocks, as trainer_core/lora_files/blocks.py calls them
 // Pixels: the most height of the box, its room beneath, as Nodes 2.0 leaves none, and the margin, which a canvas node
 // takes off the height on every side.
-const TALLEST = 264, EDGE = 4, MARGIN = 10;
+const TALLEST = 360, EDGE = 4, MARGIN = 10;
 const INTERVAL = 250; // milliseconds
 const STORED = "atelier.blocks", MOST_STORED = 30; // what runs told, for the page after a reload
 const BOX = "position:relative;overflow:auto;box-sizing:border-box;width:100%;height:100%;border-radius:4px;" +
-  "outline:none;color:var(--input-text);font:11px/16px sans-serif;background:var(--comfy-input-bg) padding-box;" +
+  "outline:none;color:var(--input-text);font:12px/16px sans-serif;background:var(--comfy-input-bg) padding-box;" +
   `border-bottom:${EDGE}px solid transparent`;
 // Out of the flow: what is in the box gives no node its height.
 const INNER = "position:absolute;left:0;top:0;width:100%;padding:6px 8px;box-sizing:border-box";
-const GRID = "display:grid;grid-template-columns:repeat(auto-fill,minmax(120px,1fr));column-gap:22px";
 const ROW = "display:flex;align-items:center;gap:5px;height:18px;min-width:0";
 const DIM = 0.7; // opacity of what is as usual
 // The editor undoes nothing while an input has the focus, as a text has its own way back; a slider has none.
@@ -189,14 +188,14 @@ class Sliders {
     const last = ({ list, rows }) => !list && rows[0][0] === OTHER;
     const sorted = [...groups.values()].sort((a, b) => Number(last(a)) - Number(last(b)));
     this.#body.replaceChildren(...sorted.map(({ list, rows }) => {
-      const group = make("div", "margin-top:3px"), grid = make("div", list ? GRID : "");
+      const group = make("div", "margin-top:3px"), lines = make("div");
       if (list) {
         group.setAttribute("role", "group");
         group.setAttribute("aria-label", list);
         group.append(make("div", `opacity:${DIM};line-height:15px`, list));
       }
-      grid.append(...rows.map(([block, label]) => this.#row(block, label, list ? "16px" : "auto")));
-      group.append(grid);
+      lines.append(...rows.map(([block, label]) => this.#row(block, label, list ? "20px" : "auto")));
+      group.append(lines);
       return group;
     }));
   }

@@ -38,7 +38,7 @@ export class Filling {
   /** @type {Change[]} */
   #changes = [];
   #busy = false;
-  box = make("div", "font:11px/15px sans-serif;display:none;user-select:text;overflow-wrap:anywhere");
+  box = make("div", "font:12px/16px sans-serif;display:none;user-select:text;overflow-wrap:anywhere");
   guess = makeButton(t("Guess settings"), GUESS, () => this.#takeGuess());
   preset = makeButton(t("Preset…"), PRESET, () => this.#offer());
 

@@ -152,7 +152,7 @@ export class RunGraph {
   #drag = null; // [step where it began, step now]
   #frame = 0;
   #canvas = make("canvas", `width:100%;height:${HEIGHT}px;display:block;border-radius:4px;cursor:crosshair`);
-  #words = make("div", "font:11px sans-serif;min-height:28px;overflow-wrap:anywhere;line-height:14px");
+  #words = make("div", "font:12px sans-serif;min-height:28px;overflow-wrap:anywhere;line-height:14px");
   /** @type {Partial<Record<Switch, HTMLButtonElement>>} */
   #switches = {};
   #slider = make("input", "width:70px;min-width:30px;max-width:140px;flex:1;accent-color:var(--p-primary-color, #888)");
@@ -164,7 +164,7 @@ export class RunGraph {
   constructor(host) {
     this.#box.className = "atelier-graph";
     const picture = make("div", "position:relative");
-    this.#whole.style.cssText += ";position:absolute;right:8px;top:4px;padding:0 6px;font-size:11px;line-height:18px";
+    this.#whole.style.cssText += ";position:absolute;right:8px;top:4px;padding:0 6px;font-size:12px;line-height:18px";
     picture.append(this.#canvas, this.#whole);
     this.#box.append(this.#tools(), picture, this.#words);
     this.#canvas.addEventListener("pointerdown", (event) => this.#press(event));
@@ -211,12 +211,12 @@ export class RunGraph {
     this.#slider.setAttribute("aria-label", t("Smoothing"));
     this.#slider.addEventListener("pointerdown", (event) => event.stopPropagation());
     this.#slider.addEventListener("input", () => this.#set("smoothing", Number(this.#slider.value)));
-    const label = make("span", "font:11px sans-serif", t("smooth"));
+    const label = make("span", "font:12px sans-serif", t("smooth"));
     bar.append(label, this.#slider);
     for (const name of NAMES) {
       const [words, help] = SWITCHES[name];
       const button = makeButton(words, help, () => this.#set(name, !this.#settings[name]));
-      button.style.cssText += ";padding:0 6px;font-size:11px;line-height:18px";
+      button.style.cssText += ";padding:0 6px;font-size:12px;line-height:18px";
       this.#switches[name] = button;
       bar.append(button);
     }
@@ -408,7 +408,7 @@ export class RunGraph {
   /** @param {Frame} frame @param {Axes} axes */
   #grid(frame, axes) {
     const { pen } = frame, end = LEFT + frame.width;
-    pen.font = "10px sans-serif";
+    pen.font = "12px sans-serif";
     pen.textBaseline = "middle";
     pen.lineWidth = 1;
     pen.strokeStyle = GRID;

@@ -68,7 +68,7 @@ export class SampleStrip {
     this.#host.replaceChildren(...this.#rows.map((row, i) => {
       const prompt = make("figure", "margin:0 0 4px"), line = make("div", "display:flex;gap:2px;overflow:auto hidden");
       line.append(...row.map((sample, j) => this.#thumb(sample, i, j)));
-      const words = make("figcaption", "font:11px/15px sans-serif;overflow-wrap:anywhere", this.#title(row));
+      const words = make("figcaption", "font:12px/16px sans-serif;overflow-wrap:anywhere", this.#title(row));
       prompt.append(line, words);
       return prompt;
     }));
@@ -114,7 +114,7 @@ export class SampleStrip {
     const image = make("img", "width:100%;height:100%;object-fit:contain;border-radius:3px");
     const src = address(this.#run, sample.name, "webp;70");
     Object.assign(image, { src, alt: this.#words(sample), loading: "lazy" });
-    const step = make("span", "position:absolute;left:2px;bottom:1px;font:11px sans-serif;color:#fff;" +
+    const step = make("span", "position:absolute;left:2px;bottom:1px;font:12px sans-serif;color:#fff;" +
       "text-shadow:0 0 2px #000,0 0 3px #000", String(sample.step));
     button.append(image, step);
     return button;

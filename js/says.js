@@ -16,7 +16,7 @@ function show(node, text) {
   let box = boxes.get(node);
   if (!box) {
     const most = LONG[node.comfyClass ?? ""] ?? MOST;
-    box = make("div", "overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;font:11px sans-serif;" +
+    box = make("div", "overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;font:12px sans-serif;" +
       "padding:4px;border-radius:4px;background:var(--comfy-input-bg);color:var(--input-text);user-select:text;" +
       `cursor:text;box-sizing:border-box;width:100%;height:100%;min-height:${LEAST}px;max-height:${most}px`);
     box.className = "atelier-says";

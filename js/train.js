@@ -49,21 +49,23 @@ class View {
   #next = 0; // the timer of the next look at a run that another process trains
   #sought = -Infinity; // when the run's command was copied
   #height = 0;
+  #tall = 0; // of the node, without what it shows of the run
+  #grown = 0; // of the node, with it
   #failure = ""; // what went wrong
   #notes = ""; // as they are shown
   #parts = {
     status: make("div", `font:${PLAIN};overflow-wrap:anywhere`),
-    details: make("div", "font:11px/14px sans-serif;opacity:0.75;overflow-wrap:anywhere"),
+    details: make("div", "font:12px/15px sans-serif;opacity:0.75;overflow-wrap:anywhere"),
     done: make("div", "height:100%;width:0;border-radius:2px;background:var(--p-primary-color, #5b9bd5)"),
     bar: make("div", "height:4px;border-radius:2px;background:var(--border-color);display:none"),
-    memory: make("div", "display:none;align-items:center;gap:8px;font:11px/14px sans-serif"),
+    memory: make("div", "display:none;align-items:center;gap:8px;font:12px/15px sans-serif"),
     used: make("div", "height:100%;border-radius:2px"),
     room: make("span", "opacity:0.75"),
     buttons: make("div", "display:flex;flex-wrap:wrap;gap:4px;width:100%"),
     command: make("div", "font:12px sans-serif;display:none;overflow-wrap:anywhere"),
     graph: make("div", "display:none"),
     samples: make("div"),
-    notes: make("details", "font:11px sans-serif;display:none"),
+    notes: make("details", "font:12px sans-serif;display:none"),
     text: make("div", "overflow:hidden auto;max-height:240px;user-select:text;cursor:text;padding:4px;border-radius:4px;" +
       "background:var(--comfy-input-bg);overflow-wrap:anywhere"),
   };
@@ -204,8 +206,10 @@ class View {
     const shown = inner.style.display !== "none";
     if ((shown && inner.offsetWidth < width / 2) || inner.offsetHeight === this.#height) return; // it has no place yet
     this.#height = inner.offsetHeight;
-    const needed = this.#node.computeSize()[1];
-    if (height < needed) this.#node.setSize([width, needed]);
+    if (height !== this.#grown) this.#tall = height; // as somebody made it
+    const needed = Math.max(this.#tall, this.#node.computeSize()[1]);
+    if (height < needed || !this.#state.alive) this.#node.setSize([width, needed]);
+    this.#grown = this.#node.size[1];
     this.#node.graph?.setDirtyCanvas(true, true);
   }
 
@@ -214,7 +218,7 @@ class View {
       event.preventDefault(); // the summary stays as it is
       navigator.clipboard.writeText(this.#notes);
     });
-    copy.style.cssText += ";position:absolute;right:0;top:0;padding:0 8px;font-size:11px";
+    copy.style.cssText += ";position:absolute;right:0;top:0;padding:0 8px;font-size:12px";
     const summary = make("summary", "cursor:pointer;position:relative;line-height:20px", t("Notes of the run"));
     summary.append(copy);
     notes.append(summary, text);
@@ -298,7 +302,7 @@ class View {
     place.style.display = sentence ? "" : "none";
     place.replaceChildren(sentence);
     if (!command) return;
-    const line = make("textarea", "display:block;width:100%;box-sizing:border-box;margin-top:4px;font:11px monospace;" +
+    const line = make("textarea", "display:block;width:100%;box-sizing:border-box;margin-top:4px;font:12px monospace;" +
       "color:var(--input-text);background:var(--comfy-input-bg);border:1px solid var(--border-color)");
     Object.assign(line, { readOnly: true, rows: 5, value: command, ariaLabel: t("Command") });
     line.addEventListener("pointerdown", (event) => event.stopPropagation());
@@ -475,7 +479,7 @@ function seek() {
 }
 
 // A node that stands for a subgraph shows the run of the Train LoRA inside, too. The editor makes the widgets of such a
-// node anew each time it is asked for them, so ours is put before them there.
+// node anew each time it is asked for them, so ours is put behind them there: what a person sets stays in its place.
 /** @type {WeakMap<GraphNode, Widget[]>} */
 const outside = new WeakMap(); // such a node -> its widgets of ours
 
@@ -489,7 +493,7 @@ function makeRoom(node) {
   /** @returns {Widget[]} */
   const all = () => get.call(node) ?? [];
   const others = () => all().filter((widget) => !ours.includes(widget));
-  Object.defineProperty(node, "widgets", { ...own, get: () => [...ours, ...others()] });
+  Object.defineProperty(node, "widgets", { ...own, get: () => [...others(), ...ours] });
 }
 
 /** @param {Found} found @param {RunState} state */

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from looks import BEHIND
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import PACK, QUICKSTART, ROOT, START, TINY_BASE, TINY_FLOW
@@ -14,26 +15,6 @@ READABLE = 0.6  # of the size that texts have at 100 %; the classic renderer lea
 OPEN_TEMPLATE = """([workflow, name]) =>
     window.app.loadGraphData(workflow, true, true, name, { openSource: 'template' })"""
 TEMPLATES = sorted(path for path in (ROOT / "workflows").glob("*.json") if ".app" not in path.stem)
-# Links that pass behind a node they do not belong to: points of the curve that the editor draws, in its own numbers.
-BEHIND = """() => {
-    const { graph } = window.app, edge = 6, found = [];
-    for (const link of [...graph.links.values()]) {
-        const [from, to] = [link.origin_id, link.target_id].map((id) => graph.getNodeById(id));
-        const [[ax, ay], [bx, by]] = [from.getOutputPos(link.origin_slot), to.getInputPos(link.target_slot)];
-        const pull = Math.hypot(bx - ax, by - ay) / 4;
-        for (let i = 0; i <= 100; i++) {
-            const t = i / 100, s = 1 - t;
-            const x = s ** 3 * ax + 3 * s * s * t * (ax + pull) + 3 * s * t * t * (bx - pull) + t ** 3 * bx;
-            const y = s ** 3 * ay + 3 * s * s * t * ay + 3 * s * t * t * by + t ** 3 * by;
-            for (const node of graph.nodes) {
-                const [left, top, width, height] = node.boundingRect;
-                if (node !== from && node !== to && x > left + edge && x < left + width - edge && y > top + edge &&
-                    y < top + height - edge) found.push(`${from.type} to ${to.type} behind ${node.type}`);
-            }
-        }
-    }
-    return [...new Set(found)];
-}"""
 PROMPT = "async () => (await window.app.graphToPrompt()).output"
 # Whether the card of a template shows its picture: the first element around the name that holds a picture is the card.
 PICTURED = """name => {

@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Iterator
 
 import pytest
+from looks import faint
 from PIL import Image
 from run_folders import make_run
 
@@ -20,33 +21,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.parametrize("opened", ["litegraph
 OPEN = """async () => {
     if (!document.querySelector('.atelier-runs'))
         await window.app.extensionManager.command.execute('Workspace.ToggleSidebarTab.atelier-runs');
-}"""
-# Texts of the tab that are smaller than 10 pixels, or whose contrast with what is behind them is less than 4.5 : 1.
-FAINT = """() => {
-    const channel = value => value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4;
-    const parse = text => {
-        const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
-        return text.startsWith("color(srgb") ? [255 * r, 255 * g, 255 * b, a] : [r, g, b, a];
-    };
-    const over = ([r, g, b, a], under) => [r, g, b].map((value, i) => a * value + (1 - a) * under[i]);
-    const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-    const behind = element => {
-        const layers = [];
-        for (let each = element; each; each = each.parentElement)
-            layers.push(parse(getComputedStyle(each).backgroundColor));
-        return layers.reverse().reduce((under, layer) => over(layer, under), [0, 0, 0]);
-    };
-    const found = [];
-    for (const element of document.querySelectorAll(".atelier-runs *")) {
-        const text = [...element.childNodes].filter(node => node.nodeType === 3).map(node => node.data.trim()).join("");
-        const style = getComputedStyle(element), box = element.getBoundingClientRect();
-        if (!text || !box.width || element.closest("button:disabled, option")) continue;
-        const ground = behind(element), ink = light(over(parse(style.color), ground)), under = light(ground);
-        const contrast = (Math.max(ink, under) + 0.05) / (Math.min(ink, under) + 0.05);
-        if (contrast < 4.5 || parseFloat(style.fontSize) < 10)
-            found.push(`${text.slice(0, 30)}: ${contrast.toFixed(1)} : 1, ${style.fontSize}`);
-    }
-    return found;
 }"""
 TRAIN = """() => Object.fromEntries(window.app.graph.nodes.find(node => node.comfyClass === "AtelierTrain").widgets
     .filter(widget => widget.name.startsWith("on_existing")).map(widget => [widget.name, widget.value]))"""
@@ -313,7 +287,7 @@ def test_samples_of_compared_runs_stand_side_by_side(editor, runs: list[RunFolde
     said = tab.locator(".atelier-graph > div:last-child > div").all_inner_texts()
     assert next(line for line in said if line.startswith("fern")).split(" · ")[1] == "step 2"
     assert "loss of the step 0.500" in next(line for line in said if line.startswith("fern"))
-    assert fits(page) and page.evaluate(FAINT) == []
+    assert fits(page) and faint(page, ".atelier-runs *") == []
 
     tab.locator(".samples").filter(has_text="last samples · a cat").get_by_role("button").first.click()
     large = page.locator(".atelier-large")
@@ -425,7 +399,7 @@ def test_the_list_is_read_at_every_size(editor, runs: list[RunFolder], count: in
         page.wait_for_function("count => document.querySelectorAll('.atelier-runs .run').length === count", arg=count)
         editor.settle()
         editor.screenshot(f"runs-{count}-{size[0]}-{editor.version}-{'vue' if editor.vue else 'litegraph'}")
-        assert page.evaluate(FAINT) == [] and fits(page)
+        assert faint(page, ".atelier-runs *") == [] and fits(page)
     page.set_viewport_size({"width": 1600, "height": 900})
     if not count:
         assert "There is no run yet." in tab.inner_text()

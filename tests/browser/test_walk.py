@@ -1,0 +1,112 @@
+"""The walk of somebody who has never trained anything: open, run, fail, mend, run, reload, take a sample, own pictures.
+
+Each screen is measured as it stands, at the size at which it opens, and its picture is kept.
+"""
+
+import json
+import re
+
+import pytest
+from looks import faint, faults
+from train_graph import draw_pictures
+
+from comfy_client import ComfyServer
+from lora_atelier.dev import START
+
+pytestmark = pytest.mark.browser
+
+CATEGORY, CARD = "LoRA Atelier", START.stem
+VALUE = """([name, value]) => {
+    const node = window.app.graph.nodes.find(each => each.subgraph);
+    const widget = node.widgets.find(each => each.name === name);
+    widget.value = value;
+    widget.callback?.(value);
+}"""
+READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
+TAB = "() => window.app.extensionManager.command.execute('Workspace.ToggleSidebarTab.atelier-runs')"
+STEPS = 8  # in place of the template's, which take a minute
+
+
+@pytest.fixture
+def walker(editor, server: ComfyServer):
+    """Give an editor of a small screen."""
+    size = editor.page.viewport_size
+    editor.page.set_viewport_size({"width": 1280, "height": 720})
+    editor.settle()
+    yield editor
+    editor.page.set_viewport_size(size)
+
+
+def test_a_first_walk(walker, server: ComfyServer) -> None:
+    editor, page = walker, walker.page
+    name = f"walk {'vue' if editor.vue else 'litegraph'} {editor.version}"
+    found: dict[str, list[str]] = {}
+
+    def seen(screen: str) -> None:
+        editor.settle()
+        editor.screenshot(f"walk-{screen}-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+        if now := faults(editor):
+            found[screen] = now
+
+    def run() -> None:
+        page.get_by_role("button", name="Run", exact=True).first.click()
+
+    status = page.locator(".atelier-status:visible")
+
+    # First sight: the list of templates, and its first card.
+    editor.run("() => window.app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text(CATEGORY, exact=True).click()
+    dialog.get_by_text(CARD, exact=True).first.click()
+    page.wait_for_function("() => window.app.graph.nodes.some(node => node.subgraph)")
+    dialog.wait_for(state="hidden")
+    seen("1-opened")
+
+    # Run.
+    editor.run(VALUE, ["steps", STEPS])
+    editor.run(VALUE, ["name", name])
+    run()
+    status.get_by_text(f"Finished after {STEPS} steps").first.wait_for()
+    page.wait_for_function(
+        "() => window.app.graph.nodes.find(node => node.type === 'SaveImage').imgs?.length || "
+        "document.querySelector('.lg-node img, [data-node-id] img')"
+    )
+    seen("2-finished")
+
+    # Fail, read why, and mend it.
+    editor.run(VALUE, ["folder", "my_pictures"])
+    run()
+    status.get_by_text("There is no folder 'my_pictures'").first.wait_for()
+    seen("3-failed")
+    draw_pictures(server.base / "input" / "my_pictures", captions=False)
+    run()
+    status.get_by_text(re.compile(r"caption")).first.wait_for()
+    seen("4-failed-again")
+    for picture in (server.base / "input" / "my_pictures").glob("*.png"):
+        picture.with_suffix(".txt").write_text("a circle", encoding="utf-8")
+    editor.run(VALUE, ["trigger_word", "mychar"])
+    editor.run(VALUE, ["name", f"{name} of mine"])
+    run()
+    status.get_by_text(f"Finished after {STEPS} steps").first.wait_for()
+    seen("5-mended")
+
+    # Reload: the page stands as it did.
+    workflow = editor.run("() => window.app.graph.serialize()")
+    page.goto(server.url, wait_until="domcontentloaded")
+    page.wait_for_function(READY)
+    page.wait_for_function("() => window.app.graph.nodes.some(node => node.subgraph)")
+    assert editor.run("() => window.app.graph.serialize().nodes.length") == len(workflow["nodes"])
+    status.get_by_text(f"Finished after {STEPS} steps").first.wait_for()
+    seen("6-reloaded")
+
+    # The run is in the list, and its LoRA can be taken.
+    editor.run(TAB)
+    tab = page.locator(".atelier-runs")
+    tab.get_by_role("listitem").filter(has_text=f"{name} of mine").get_by_role("button").click()
+    tab.get_by_role("heading", name=f"{name} of mine").wait_for()
+    editor.settle()
+    editor.screenshot(f"walk-7-runs-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+    if now := faint(page, ".atelier-runs *"):
+        found["7-runs"] = now
+    editor.run(TAB)
+    assert found == {}, json.dumps(found, indent=1)

@@ -1,0 +1,97 @@
+"""What a person sees of a screen: letters too small or too faint, links behind nodes, overlaps, empty rooms."""
+
+LEAST_LETTERS = 10  # pixels on the screen
+LEAST_CONTRAST = 4.5  # to 1
+MOST_EMPTY = 0.25  # of a node's height, beneath what it holds
+
+# Texts within the elements of a selector, with their height on the screen and their contrast with what is behind them.
+TEXTS = """selector => {
+    const channel = value => value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4;
+    const parse = text => {
+        const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+        return text.startsWith("color(srgb") ? [255 * r, 255 * g, 255 * b, a] : [r, g, b, a];
+    };
+    const over = ([r, g, b, a], under) => [r, g, b].map((value, i) => a * value + (1 - a) * under[i]);
+    const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+    const behind = element => {
+        const layers = [];
+        for (let each = element; each; each = each.parentElement)
+            layers.push(parse(getComputedStyle(each).backgroundColor));
+        return layers.reverse().reduce((under, layer) => over(layer, under), [0, 0, 0]);
+    };
+    const found = [];
+    for (const element of document.querySelectorAll(selector)) {
+        const text = [...element.childNodes].filter(node => node.nodeType === 3).map(node => node.data.trim()).join("");
+        const style = getComputedStyle(element), box = element.getBoundingClientRect();
+        if (!text || !box.width || !element.checkVisibility() || element.closest("button:disabled, option")) continue;
+        const ground = behind(element), ink = light(over(parse(style.color), ground)), under = light(ground);
+        const contrast = (Math.max(ink, under) + 0.05) / (Math.min(ink, under) + 0.05);
+        const scale = element.offsetWidth ? box.width / element.offsetWidth : 1;
+        found.push([text.slice(0, 40), parseFloat(style.fontSize) * scale, contrast]);
+    }
+    return found;
+}"""
+
+# Links that pass behind a node they do not belong to: points of the curve that the editor draws, in its own numbers.
+BEHIND = """() => {
+    const { graph } = window.app, edge = 6, found = [];
+    for (const link of [...graph.links.values()]) {
+        const [from, to] = [link.origin_id, link.target_id].map((id) => graph.getNodeById(id));
+        const [[ax, ay], [bx, by]] = [from.getOutputPos(link.origin_slot), to.getInputPos(link.target_slot)];
+        const pull = Math.hypot(bx - ax, by - ay) / 4;
+        for (let i = 0; i <= 100; i++) {
+            const t = i / 100, s = 1 - t;
+            const x = s ** 3 * ax + 3 * s * s * t * (ax + pull) + 3 * s * t * t * (bx - pull) + t ** 3 * bx;
+            const y = s ** 3 * ay + 3 * s * s * t * ay + 3 * s * t * t * by + t ** 3 * by;
+            for (const node of graph.nodes) {
+                const [left, top, width, height] = node.boundingRect;
+                if (node !== from && node !== to && x > left + edge && x < left + width - edge && y > top + edge &&
+                    y < top + height - edge) found.push(`${from.type} to ${to.type} behind ${node.type}`);
+            }
+        }
+    }
+    return [...new Set(found)];
+}"""
+
+OVERLAPS = """() => window.app.graph.nodes.flatMap((one, i, all) => all.slice(i + 1).filter(other => {
+    const [ax, ay, aw, ah] = one.boundingRect, [bx, by, bw, bh] = other.boundingRect;
+    return ax < bx + bw && bx < ax + aw && ay < by + bh && by < ay + ah;
+}).map(other => `${one.title} over ${other.title}`))"""
+
+# The pack's nodes with the share of their height that is empty beneath what they hold.
+EMPTY = """vue => window.app.graph.nodes.filter(node => !node.flags.collapsed &&
+        (node.comfyClass?.startsWith("Atelier") || node.subgraph)).map(node => {
+    if (vue) {
+        const outer = document.querySelector(`[data-node-id="${node.id}"]`), box = outer.getBoundingClientRect();
+        const inner = [...outer.querySelectorAll("*")].filter(each => each.checkVisibility() && !each.children.length &&
+            (each.textContent.trim() || /^(IMG|CANVAS|INPUT|TEXTAREA|BUTTON|svg)$/.test(each.tagName)));
+        const low = Math.max(...inner.map(each => each.getBoundingClientRect().bottom));
+        return [node.title, (box.bottom - low) / box.height];
+    }
+    const slots = Math.max(node.inputs?.filter(each => !each.widget).length ?? 0, node.outputs?.length ?? 0);
+    const widgets = (node.widgets ?? []).filter(each => !each.hidden && each.y && node.isWidgetVisible(each));
+    const low = Math.max(slots * window.LiteGraph.NODE_SLOT_HEIGHT,
+        ...widgets.map(each => each.y + (each.computedHeight ?? each.height ?? 20)));
+    return [node.title, node.imgs?.length ? 0 : (node.size[1] - low) / node.size[1]];
+})"""
+SMALL = "() => 12 * window.app.canvas.ds.scale"  # pixels on the screen of the smallest letters that the canvas draws
+
+
+def faint(page, selector: str) -> list[str]:
+    """List the texts of a part of the page that are smaller or fainter than a person reads with ease."""
+    return [
+        f"{text}: {size:.1f} px, {contrast:.1f} : 1"
+        for text, size, contrast in page.evaluate(TEXTS, selector)
+        if size < LEAST_LETTERS - 0.05 or contrast < LEAST_CONTRAST
+    ]
+
+
+def faults(editor) -> list[str]:
+    """List what a person would dislike of the canvas as it is shown."""
+    page = editor.page
+    small = page.evaluate(SMALL)
+    found = faint(page, "[class*='atelier-'], [class*='atelier-'] *")
+    found += [f"letters of the canvas: {small:.1f} px"] if small < LEAST_LETTERS else []
+    found += page.evaluate(BEHIND) + page.evaluate(OVERLAPS)
+    empty = page.evaluate(EMPTY, editor.vue)
+    return found + [f"{title} is {share:.0%} empty" for title, share in empty if share > MOST_EMPTY]
