@@ -180,7 +180,7 @@ def test_import_writes_a_toml_and_its_workflow(tmp_path, monkeypatch, capsys):
     saved(tmp_path, "train.sh", SCRIPT)
     assert main(["import", "train.sh"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("Saved as train-atelier.toml and train-atelier.json.") and "  alpha_mask = True" in said
+    assert said.startswith("Saved as train-atelier.toml and train-atelier.json.") and "- alpha_mask = True" in said
     run = read_run(tmp_path / "train-atelier.toml", Folders())
     again = read_run(tmp_path / "train-atelier.json", Folders(), (), "", connector())
     assert run.name == again.name == "cat" and run.config.lora == again.config.lora

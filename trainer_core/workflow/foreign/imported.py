@@ -57,6 +57,7 @@ class Imported:
     left: list[str] = field(default_factory=list)  # settings without a counterpart, as `name = value`
     open: list[str] = field(default_factory=list)  # what a person still has to choose, a sentence each
     family: str = ""  # of a model that Load Base Model cannot load: as ComfyUI names it
+    models: dict[str, str] = field(default_factory=dict)  # its files by role: diffusion_model, vae, text_encoder_1 …
 
     def put(self, setting: str, value: Any) -> None:
         """Set one of our settings by its full name."""
