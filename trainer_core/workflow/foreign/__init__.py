@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ...common.json_files import parse_json
 from ..toml_text import read_toml
+from . import easy, kohya_gui, onetrainer, sd_scripts
 from .imported import Imported
-from .onetrainer import read_onetrainer
-from .sd_scripts import flat, read_arguments, read_sd_scripts
+from .texts import LARGEST, decode
 
 __all__ = ["Imported", "read_foreign"]
-LARGEST = 2**20  # bytes of a file
+# How a program's values are told, and read; the first that fits counts.
+TABLES: tuple[tuple[Callable[[Any], bool], Callable[[Any, Path], Imported]], ...] = (
+    (easy.recognises, easy.read_easy),
+    (sd_scripts.recognises, lambda values, folder: sd_scripts.read_sd_scripts(sd_scripts.flat(values), folder)),
+)
+OBJECTS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Path], Imported]], ...] = (
+    (onetrainer.recognises, onetrainer.read_onetrainer),
+    (onetrainer.recognises_concepts, onetrainer.read_concepts),
+    (kohya_gui.recognises, kohya_gui.read_kohya_gui),
+    (lambda values: isinstance(values, dict) and "datasets" in values, sd_scripts.read_sd_scripts),
+)
 
 
 def read_foreign(path: Path) -> Imported:
-    """Read a file of another trainer; raises ValueError for one that cannot be read, or names no base model."""
+    """Read a file of another trainer; raises ValueError in words for one that no program here has written."""
     with path.open("rb") as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise ValueError(f"larger than {LARGEST // 2**20} MiB")
-    text, kind = content.decode("utf-8", "replace"), path.suffix.lower()
+    text, kind = decode(content), path.suffix.lower()
+    if not text.strip():
+        raise ValueError("it is empty; choose the file with the settings")
     if kind == ".json":
-        values = parse_json(text)
-        if not isinstance(values, dict) or not {"base_model_name", "training_method"} & values.keys():
-            raise ValueError("it is no configuration of OneTrainer: it names neither base_model_name nor a method")
-        found = read_onetrainer(values, path.parent)
+        found = _first(OBJECTS, parse_json(text), path.parent)
+    elif kind == ".toml":
+        found = _first(TABLES, read_toml(text), path.parent)
     else:
-        found = read_sd_scripts(flat(read_toml(text)) if kind == ".toml" else read_arguments(text), path.parent)
-    if "path" not in found.values.get("base_model", {}):
-        raise ValueError("it names no base model, so it is no file of sd-scripts or OneTrainer")
+        found = sd_scripts.read_file(text, kind, path.parent)
     found.drop_without_effect()
     return found
+
+
+def _first(
+    readers: tuple[tuple[Callable[[Any], bool], Callable[[Any, Path], Imported]], ...], values: Any, folder: Path
+):
+    for recognises, read in readers:
+        if recognises(values):
+            return read(values, folder)
+    raise ValueError("it is no file of a trainer that can be read here; docs/coming-from.md lists them")
