@@ -13,12 +13,13 @@ from .imported import Imported
 from .texts import LARGEST, decode
 
 __all__ = ["Imported", "read_foreign"]
+Readers = tuple[tuple[Callable[[Any], bool], Callable[[Any, Path], Imported]], ...]
 # How a program's values are told, and read; the first that fits counts.
-TABLES: tuple[tuple[Callable[[Any], bool], Callable[[Any, Path], Imported]], ...] = (
+TABLES: Readers = (
     (easy.recognises, easy.read_easy),
     (sd_scripts.recognises, lambda values, folder: sd_scripts.read_sd_scripts(sd_scripts.flat(values), folder)),
 )
-OBJECTS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Path], Imported]], ...] = (
+OBJECTS: Readers = (
     (onetrainer.recognises, onetrainer.read_onetrainer),
     (onetrainer.recognises_concepts, onetrainer.read_concepts),
     (kohya_gui.recognises, kohya_gui.read_kohya_gui),
@@ -45,9 +46,7 @@ def read_foreign(path: Path) -> Imported:
     return found
 
 
-def _first(
-    readers: tuple[tuple[Callable[[Any], bool], Callable[[Any, Path], Imported]], ...], values: Any, folder: Path
-):
+def _first(readers: Readers, values: Any, folder: Path) -> Imported:
     for recognises, read in readers:
         if recognises(values):
             return read(values, folder)

@@ -114,6 +114,7 @@ DISTRIBUTIONS = {  # -> our name, and the settings of weight and bias there
     "INVERTED_PARABOLA": ("inverted_parabola", "parabola_scale", "parabola_center"),
 }
 SHIFTS = {"sigmoid_center": 0.5, "parabola_center": 0.5, "logit_scale": 1.0}  # ours less theirs
+ITS_OWN = ("eps", "eps2", "k", "percentile_clipping", "min_8bit_size", "quant_block_size", "__version")  # of optimizers
 WITHOUT_EFFECT = frozenset({  # on what is trained: places, speed, what is read elsewhere or belongs to other methods
     "__version", "debug_mode", "debug_dir", "workspace_dir", "cache_dir", "tensorboard", "tensorboard_expose",
     "tensorboard_always_on", "tensorboard_port", "validation", "validate_after", "validate_after_unit",
@@ -200,9 +201,8 @@ def _migrated(values: Mapping[str, Any]) -> dict[str, Any]:
     """Bring the names of older versions to those of the newest."""
     found = dict(values)
     if isinstance(found.get("optimizer"), str):  # version 0
-        own = {
-            name.removeprefix("optimizer_"): found.pop(name) for name in list(found) if name.startswith("optimizer_")
-        }
+        names = [name for name in found if name.startswith("optimizer_")]
+        own = {name.removeprefix("optimizer_"): found.pop(name) for name in names}
         found["optimizer"] = {**own, "optimizer": found["optimizer"]}
     for part in ("unet", "prior", "text_encoder", "text_encoder_2"):  # version 1
         names = {"train": f"train_{part}", "learning_rate": f"{part}_learning_rate"}
@@ -372,10 +372,8 @@ def _noise(found: Imported, given: Given) -> None:
             found.put(setting, value)
     if on(given.take("generalized_offset_noise")):
         found.put("objective.noise_offset_strength", "by_timestep")
-    for name, setting, end in (
-        ("min_noising_strength", "min_timestep", 0.0),
-        ("max_noising_strength", "max_timestep", 1),
-    ):
+    ends = (("min_noising_strength", "min_timestep", 0.0), ("max_noising_strength", "max_timestep", 1.0))
+    for name, setting, end in ends:
         share = number(found, given, name)
         if share is not None and share != end:
             found.put(f"objective.{setting}", min(999, max(0, round(1000 * share) - (setting == "max_timestep"))))
@@ -417,7 +415,7 @@ def _parts(found: Imported, given: Given) -> float:
             continue
         own = part.get("learning_rate")
         trained = on(part.get("train"))
-        found.put(f"optimizer.{setting}", float(rate if own is None else own) if trained else 0.0)
+        found.put(f"optimizer.{setting}", float((rate or 0.0) if own is None else own) if trained else 0.0)
         if trained and setting != RATES[0]:
             _stop(found, part, setting)
     for part, setting in zip(parts, ("weights", "text_weights"), strict=False):
@@ -462,15 +460,7 @@ def _optimizer(found: Imported, given: Given) -> None:
                 found.put(f"optimizer.options.{key}", value)
             elif key == "decouple" or value in (None, False, True, "", "auto", "disabled", "full", 0.0, {}):
                 continue
-            elif key not in (
-                "eps",
-                "eps2",
-                "k",
-                "percentile_clipping",
-                "min_8bit_size",
-                "quant_block_size",
-                "__version",
-            ):
+            elif key not in ITS_OWN:
                 found.leave(f"optimizer.{key}", value)
     given.ignore(("optimizer_defaults",))
 
@@ -527,12 +517,8 @@ def _samples(found: Imported, given: Given, folder: Path) -> None:
 
 
 def _masks(given: Given) -> dict[str, Any] | None:
-    names = (
-        "unmasked_weight",
-        "unmasked_probability",
-        "normalize_masked_area_loss",
-        "masked_prior_preservation_weight",
-    )
+    names = ("unmasked_weight", "unmasked_probability", "normalize_masked_area_loss")
+    names += ("masked_prior_preservation_weight",)
     weight, probability, normalize, prior = (given.take(name) for name in names)
     if not on(given.take("masked_training")):
         return None
@@ -617,7 +603,7 @@ def _captions(found: Imported, text: Mapping[str, Any], dropout: float) -> dict[
 
 
 def _image(found: Imported, concept: dict[str, Any], image: Mapping[str, Any], variations: int) -> None:
-    """Read what varies in the pictures; a jitter of the crop and mirroring are on there unless they are switched off."""
+    """Read what varies in the pictures; the crop's jitter and mirroring are on there unless they are switched off."""
     if on(image.get("enable_random_flip", True)):
         concept["flip"] = True
     augment: dict[str, Any] = {"crop_jitter": 1.0} if on(image.get("enable_crop_jitter", True)) else {}

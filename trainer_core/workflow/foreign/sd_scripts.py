@@ -487,12 +487,12 @@ def _rates(found: Imported, given: Given, *, second: bool, family: str) -> None:
     denoiser = rate if own is None else own
     if on(given.take("network_train_text_encoder_only")):
         denoiser = 0.0
-    found.put(f"optimizer.{RATES[0]}", denoiser)
+    found.put(f"optimizer.{RATES[0]}", denoiser or 0.0)
     only = on(given.take("network_train_unet_only")) or on(given.take("cache_text_encoder_outputs"))
     value = given.take("text_encoder_lr")
-    texts = [] if only or family else value if isinstance(value, list) else [rate if value in (None, "") else value]
+    texts: list[Any] = value if isinstance(value, list) else [rate or 0.0 if value in (None, "") else value]
     try:
-        rates = [float(each) for each in texts]
+        rates = [] if only or family else [float(each) for each in texts]
     except (TypeError, ValueError):
         found.leave("text_encoder_lr", value)
         return
