@@ -42,9 +42,7 @@ def bring(path: Path, *, hidden: Path | None = None) -> Brought:
     if hidden:
         found.values, found.models = _shown(found.values, str(hidden)), _shown(found.models, str(hidden))
     if found.family and found.family not in FAMILIES:
-        raise ValueError(
-            f"it trains {found.family}, which the nodes here do not load; build its workflow from a template"
-        )
+        found.open.append(f"The file trains {found.family}; choose the loader of its text encoders, and their type.")
     if found.family:
         base = found.values.setdefault("base_model", {})
         base |= {"path": found.family, "connected": base.get("connected", {})}

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...common.json_files import parse_json
 from ..toml_text import read_toml
-from . import easy, kohya_gui, onetrainer, sd_scripts
+from . import ai_toolkit, easy, kohya_gui, onetrainer, sd_scripts
 from .imported import Imported
-from .texts import LARGEST, decode
+from .texts import LARGEST, decode, read_yaml
 
 __all__ = ["Imported", "read_foreign"]
 Readers = tuple[tuple[Callable[[Any], bool], Callable[[Any, Path], Imported]], ...]
@@ -20,6 +20,7 @@ TABLES: Readers = (
     (sd_scripts.recognises, lambda values, folder: sd_scripts.read_sd_scripts(sd_scripts.flat(values), folder)),
 )
 OBJECTS: Readers = (
+    (ai_toolkit.recognises, ai_toolkit.read_ai_toolkit),
     (onetrainer.recognises, onetrainer.read_onetrainer),
     (onetrainer.recognises_concepts, onetrainer.read_concepts),
     (kohya_gui.recognises, kohya_gui.read_kohya_gui),
@@ -40,6 +41,8 @@ def read_foreign(path: Path) -> Imported:
         found = _first(OBJECTS, parse_json(text), path.parent)
     elif kind == ".toml":
         found = _first(TABLES, read_toml(text), path.parent)
+    elif kind in (".yaml", ".yml"):
+        found = _first(OBJECTS, read_yaml(text), path.parent)
     else:
         found = sd_scripts.read_file(text, kind, path.parent)
     found.drop_without_effect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,6 +73,14 @@ OWN = (  # of the page and of the launcher: they train nothing
 )  # fmt: skip
 
 
+OF_FLOW = re.compile(
+    "flux1_.*|sd3_.*|t5xxl.*|clip_[lg].*|logit_.*|mode_scale|weighting_scheme|timestep_sampling|ae"
+    "|discrete_flow_shift|model_prediction_type|guidance_scale|train_blocks|split_.*|.*_attn_mask|sigmoid_scale|pos_emb.*"
+    "|single_.*|double_.*|cpu_offload_.*|in_dims|img_.*|txt_.*|enable_all_linear|learning_rate_te.*|blocks_to_swap"
+    "|mem_eff_save|skip_cache_check|sdxl_.*"
+)  # fields of other families, which the page leaves out
+
+
 def recognises(values: Mapping[str, Any]) -> bool:
     """Tell whether a JSON is one of kohya_ss."""
     return "LoRA_type" in values or {"max_resolution", "pretrained_model_name_or_path"} <= values.keys()
@@ -79,7 +88,10 @@ def recognises(values: Mapping[str, Any]) -> bool:
 
 def read_kohya_gui(values: Mapping[str, Any], folder: Path) -> Imported:
     """Read a configuration of kohya_ss' page for LoRAs; folder: in which relative paths start."""
-    kind = str(values.get("LoRA_type") or "Standard")
+    if "token_string" in values:
+        raise ValueError("it trains a textual inversion, and here LoRAs are trained; choose a file of its LoRA tab")
+    whole = "LyCORIS/Native Fine-Tuning"  # what DreamBooth and fine-tuning come nearest to
+    kind = str(values.get("LoRA_type") or ("Standard" if "network_dim" in values else whole))
     if kind not in TYPES:
         raise ValueError(f"its LoRA_type {kind} is unknown here; train it with kohya_ss")
     module, algorithm = TYPES[kind]
@@ -89,10 +101,15 @@ def read_kohya_gui(values: Mapping[str, Any], folder: Path) -> Imported:
     args |= {theirs: values[name] for name, theirs in fields.items() if _set(values.get(name))}
     if lycoris or kind == "Kohya LoCon":
         args |= {name: values[name] for name in ("conv_dim", "conv_alpha") if _set(values.get(name))}
+    flow = on(values.get("flux1_checkbox")) or on(values.get("sd3_checkbox"))
     given = {
         RENAMED.get(name, name): value
         for name, value in values.items()
-        if _set(value) and name not in OWN and name not in OF_THE_NETWORK and name not in OF_LYCORIS
+        if _set(value)
+        and name not in OWN
+        and name not in OF_THE_NETWORK
+        and name not in OF_LYCORIS
+        and (flow or not OF_FLOW.fullmatch(name))
     }
     given.pop("", None)
     given |= {"network_module": module, "network_args": args}
@@ -125,7 +142,8 @@ def _lengths(values: Mapping[str, Any]) -> dict[str, Any]:
     percent, warmup = values.get("lr_warmup"), values.get("lr_warmup_steps")
     if _set(warmup):
         return {**found, "lr_warmup_steps": warmup}
-    return {**found, "lr_warmup_steps": float(percent) / 100} if _set(percent) and float(str(percent)) < 100 else found
+    share = float(str(percent)) / 100 if _set(percent) else 0.0
+    return {**found, "lr_warmup_steps": share} if 0 < share < 1 else found
 
 
 def _rates(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,9 @@ class Loader(NamedTuple):
     outputs: tuple[str, ...]
 
 
+OTHER = Family(1, "stable_diffusion")  # of a family that this table lacks: its type is to be chosen
+
+
 def loaders_of(models: Mapping[str, str], family: str) -> list[Loader]:
     """List the loaders that give MODEL, CLIP and VAE, in this order; models: files by role, "" for one to choose."""
 
@@ -53,7 +56,7 @@ def loaders_of(models: Mapping[str, str], family: str) -> list[Loader]:
 
     if models.get("checkpoint"):
         return [Loader("CheckpointLoaderSimple", [named("checkpoint", "checkpoints")], ("MODEL", "CLIP", "VAE"))]
-    count, kind = FAMILIES[family]
+    count, kind = FAMILIES.get(family, OTHER)
     encoders = [named(role, "text_encoders", "clip") for role in ROLES[:count]]
     more = [kind, "default"] if count < 3 else []
     return [

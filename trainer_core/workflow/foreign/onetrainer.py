@@ -5,6 +5,7 @@ Source of names, defaults, curves and migrations: its TrainConfig, ConceptConfig
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ...common.json_files import parse_json
 from ...config import OPTIMIZERS
 from ...config.optimizer import RATES
 from .imported import Given, Imported, optimizer_named
-from .sd_scripts import beside, number, on, put_warmup, take
+from .sd_scripts import beside, number, on, put_prompts, put_start, put_warmup, take
 
 PROGRAM = "OneTrainer"
 DEFAULTS: dict[str, Any] = {  # what is off or empty there is not listed
@@ -237,10 +238,8 @@ def _method(found: Imported, given: Given) -> None:
 
 def _model(found: Imported, given: Given) -> None:
     kind, path = str(given.take("model_type")), str(given.take("base_model_name") or "")
-    if kind not in FAMILIES:
-        raise ValueError(f"its model_type {kind} is none that can be read here; start from a template")
-    if FAMILIES[kind]:
-        found.family = FAMILIES[kind]
+    if family := FAMILIES.get(kind, kind.lower()):
+        found.family = family
         part = _part(given, "transformer") or _part(given, "prior")
         found.models["diffusion_model"] = str(part.get("model_name") or path)
     else:
@@ -291,7 +290,7 @@ def _network(found: Imported, given: Given) -> None:
     given.ignore(("lokr_decompose_both", "lokr_use_tucker", "lokr_weight_decompose", "lokr_full_matrix"))
     if on(given.take("lora_decompose")) and kind == "LORA":
         found.put("lora.dora", True)
-    take(found, given, "lora_model_name", "lora.start", str)
+    put_start(found, str(given.take("lora_model_name") or ""))
     if (dropout := number(found, given, "dropout_probability")) and kind == "LORA":
         found.put("lora.dropout", dropout)
     preset, layers = str(given.take("layer_filter_preset") or "full"), str(given.take("layer_filter") or "")
@@ -477,16 +476,18 @@ def _average(found: Imported, given: Given) -> None:
 def _words(found: Imported, given: Given) -> None:
     """Read the words that are trained beside the LoRA."""
     words = given.take("additional_embeddings")
-    rate = number(found, given, "embedding_learning_rate")
-    kept = on(given.take("preserve_embedding_norm"))
     for each in words if isinstance(words, list) else ():
-        if not isinstance(each, Mapping) or not on(each.get("train", True)):
-            continue
-        token = str(each.get("placeholder") or "<embedding>").strip("<> ")
-        word: dict[str, Any] = {"token": token, "vectors": int(each.get("token_count") or 1)}
-        word |= {"init": str(each.get("initial_embedding_text") or "*"), "keep_norm": kept}
-        word |= {"learning_rate": rate} if rate else {}
-        found.values.setdefault("lora", {}).setdefault("embeddings", []).append(word)
+        if isinstance(each, Mapping) and on(each.get("train", True)):
+            found.values.setdefault("lora", {}).setdefault("embeddings", []).append(_word(given, found, each))
+
+
+def _word(given: Given, found: Imported, each: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a word; its vectors take the rate of the run where they have none of their own."""
+    token = re.sub(r"\W", "", str(each.get("placeholder") or "embedding")) or "embedding"
+    rate = number(found, given, "embedding_learning_rate") or number(found, given, "learning_rate")
+    init = re.sub(r"[^\w ]", "", str(each.get("initial_embedding_text") or "")).strip()
+    word = {"token": token, "vectors": int(each.get("token_count") or 1), "init": init, "learning_rate": rate}
+    return word | ({"keep_norm": True} if on(given.take("preserve_embedding_norm")) else {})
 
 
 def _samples(found: Imported, given: Given, folder: Path) -> None:
@@ -504,7 +505,7 @@ def _samples(found: Imported, given: Given, folder: Path) -> None:
         lines.append(prompt + "".join(f" --{flag} {each[name]}" for flag, name in flags if each.get(name)))
     unit, times = UNITS.get(str(given.take("sample_after_unit") or "MINUTE"), ("", 0))
     if lines:
-        found.put("sample.prompts", lines[:1000])
+        put_prompts(found, lines)
         if unit:
             found.put("saves.sample_every", max(1, int(float(given.take("sample_after") or 10) * times)))
             found.put("saves.sample_unit", unit)

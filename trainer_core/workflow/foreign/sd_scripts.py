@@ -93,7 +93,6 @@ PLAIN: dict[str, tuple[str, Convert]] = {  # of sd-scripts -> our setting, and h
     "validation_split": ("train.validation_share", float),
     "validate_every_n_steps": ("train.validate_every", int),
     "max_grad_norm": ("optimizer.max_grad_norm", float),
-    "network_weights": ("lora.start", str),
     "scale_weight_norms": ("lora.scale_weight_norms", float),
     "noise_offset": ("objective.noise_offset", float),
     "ip_noise_gamma": ("objective.input_perturbation", float),
@@ -115,7 +114,14 @@ FAMILIES = {  # words in the name of a script -> the family that it trains
     "lumina": "lumina2",
     "hunyuan_image": "hunyuan_image",
     "chroma": "chroma",
-}
+    "hv_1_5": "hunyuan_video_15",
+    "hv_": "hunyuan_video",
+    "fpack": "framepack",
+    "wan": "wan",
+    "qwen_image": "qwen_image",
+    "zimage": "z_image",
+    "kandinsky": "kandinsky5",
+}  # those below chroma are scripts of musubi-tuner
 MODELS = {  # of a family -> the role of the file
     "pretrained_model_name_or_path": "diffusion_model",
     "ae": "vae",
@@ -126,6 +132,10 @@ MODELS = {  # of a family -> the role of the file
     "gemma2": "text_encoder_1",
     "text_encoder": "text_encoder_1",
     "byt5": "text_encoder_2",
+    "dit": "diffusion_model",
+    "text_encoder1": "text_encoder_1",
+    "text_encoder2": "text_encoder_2",
+    "t5": "text_encoder_1",
 }
 CAPTIONS: dict[str, tuple[str, Convert]] = {  # of a folder -> field of its captions
     "shuffle_caption": ("shuffle", bool),
@@ -172,13 +182,14 @@ BLOCKS = {  # of network_args: a number for each block
     "conv_block_dims": ("lora.conv_block_ranks", int),
     "conv_block_alphas": ("lora.conv_block_alphas", float),
 }
+LARGEST_RANK = 4097
 WITHOUT_EFFECT = re.compile(  # on what is trained: places, speed, what is always done here, and what is read elsewhere
     "output_dir|logging_dir|log_prefix|log_tracker_.*|log_config|wandb_.*|config_file|sample_sampler|cache_.*|vae_batch_size"
     "|xformers|sdpa|mem_eff_attn|max_data_loader_n_workers|persistent_data_loader_workers|save_model_as|no_half_vae|v2"
     "|max_token_length|lowram|highvram|save_state.*|no_metadata|metadata_.*|training_comment|skip_cache_check|resume.*"
     "|huggingface_.*|async_upload|dynamo_backend|ddp_.*|tokenizer_cache_dir|disable_mmap.*|debug_dataset|num_cpu_threads.*"
     "|console_log_.*|save_last_n_.*_state|output_config|sdxl|train_mode|split_mode|blocks_to_swap|fused_backward_pass"
-    "|vae_batch.*|caption_extention|deepspeed|zero_stage|offload_.*|dataset_class|is_reg|custom_attributes|train_text_encoder"
+    "|image_directory|video_directory|cache_directory|dit_dtype|task|fp8_.*|vae_.*|split_attn|text_encoder_cpu|caption_extention|deepspeed|zero_stage|offload_.*|dataset_class|is_reg|custom_attributes|train_text_encoder"
 )
 KNOWN = frozenset(DEFAULTS) | PLAIN.keys() | FLAGS.keys() | {"pretrained_model_name_or_path", "network_args"}
 
@@ -192,6 +203,8 @@ def read_file(text: str, suffix: str, folder: Path) -> Imported:
     """Read a script, or a line with its arguments; folder: in which relative paths start."""
     command = read_script(text, suffix)
     given, left = arguments(command.words, LISTS)
+    if not command.program and len(KNOWN & given.keys()) < 2 and "config_file" not in given:
+        raise ValueError("it holds no command that trains; choose the script that calls train_network.py")
     return read_command(command, given, left, folder)
 
 
@@ -208,6 +221,8 @@ def read_command(command: Command, given: dict[str, Any], left: list[str], folde
     found = read_sd_scripts(given, folder, script=command.program)
     found.open += opened
     found.open += [f"The script leaves {name} open; set what it stands for." for name in command.open]
+    if command.unsure:
+        found.open.append(f"The script adds these under a condition; check them: {', '.join(command.unsure[:20])}.")
     for word in left:
         if word not in command.open:
             found.leave("argument", word)
@@ -245,8 +260,10 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
     for name, (setting, convert) in PLAIN.items():
         take(found, given, name, setting, convert)
     for name, (setting, value) in FLAGS.items():
-        if on(given.take(name)):
+        if on(given.take(name)) and (name != "noise_offset_random_strength" or given.take("noise_offset")):
             found.put(setting, value)
+    if not given.take("ip_noise_gamma"):
+        given.ignore(("ip_noise_gamma_random_strength",))
     _precision(found, given)
     _noise(found, given)
     put_schedule(found, given)
@@ -298,7 +315,17 @@ def _model(found: Imported, given: Given, family: str, folder: Path) -> None:
         for name, role in MODELS.items():
             if (value := given.take(name)) and role not in found.models:
                 found.models[role] = str(value)
-        given.ignore(("vae", "clip_skip", "guidance_scale", "apply_t5_attn_mask", "t5xxl_max_token_length"))
+        _levels(found, given)
+        given.ignore(
+            (
+                "vae",
+                "clip_skip",
+                "apply_t5_attn_mask",
+                "t5xxl_max_token_length",
+                "t5xxl_dtype",
+                "text_encoder_batch_size",
+            )
+        )
         if given.take("guidance_scale") not in (None, 1, 1.0):
             found.put("base_model.connected.guidance", float(given.take("guidance_scale")))
         return
@@ -306,6 +333,26 @@ def _model(found: Imported, given: Given, family: str, folder: Path) -> None:
     layer = number(found, given, "clip_skip")
     if layer and not on(given.take("sdxl")):
         found.put("base_model.clip_skip", max(1, int(layer)))
+
+
+def _levels(found: Imported, given: Given) -> None:
+    """Read how a flow model's noise levels are drawn: by sigmoid, or shifted."""
+    kind = str(given.take("timestep_sampling") or "sigma")
+    shift = number(found, given, "discrete_flow_shift")
+    scale = number(found, given, "sigmoid_scale")
+    if kind in ("sigmoid", "shift", "flux_shift"):
+        found.put("objective.timestep_distribution", "logit_normal")
+        found.put("objective.logit_scale", 1.0 if scale is None else scale)
+        if kind != "flux_shift":  # else as the family is sampled
+            found.put("objective.timestep_shift", 1.0 if kind == "sigmoid" else 3.0 if shift is None else shift)
+    elif kind == "uniform":
+        found.put("objective.timestep_distribution", "uniform")
+        found.put("objective.timestep_shift", 1.0)
+    elif (scheme := str(given.take("weighting_scheme") or "uniform")) not in ("uniform", "none"):
+        found.leave("weighting_scheme", scheme)
+    given.ignore(("weighting_scheme", "mode_scale", "logit_mean", "logit_std"))
+    if given.take("model_prediction_type") not in (None, "", "raw", "sigma_scaled"):
+        found.leave("model_prediction_type", given.take("model_prediction_type"))
 
 
 def _length(found: Imported, given: Given) -> None:
@@ -458,7 +505,7 @@ def _optimizer(found: Imported, given: Given, *, second: bool, family: str) -> N
                     found.put(f"optimizer.options.{setting}", float(each))
         elif key in settings:
             found.put(f"optimizer.options.{key}", plain(value))
-        else:
+        elif (key, value) not in (("decouple", "True"), ("weight_decouple", "True")):  # as it is here
             found.leave(f"optimizer_args {key}", value)
     if own:
         found.put("optimizer.options.arguments", ", ".join(own))
@@ -522,7 +569,7 @@ def pairs(value: Any) -> Iterator[tuple[str, str]]:
         return
     parts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
     for each in parts:
-        inner = re.split(r"\s+(?=[A-Za-z_]\w*=)", str(each).strip())
+        inner = re.split(r"[\s,]+(?=[A-Za-z_]\w*=)", str(each).replace('"', "").replace("'", "").strip())
         for part in inner:
             name, equals, text = part.partition("=")
             if name.strip():
@@ -534,7 +581,7 @@ def _network(found: Imported, given: Given, family: str) -> None:
     module = str(given.take("network_module") or "networks.lora")
     args = dict(pairs(given.take("network_args")))
     lycoris = "lycoris" in module
-    if not lycoris and module.rpartition(".")[2] not in ("lora", "lora_flux", "lora_sd3", "lora_lumina", "lora_fa"):
+    if not lycoris and not re.fullmatch(r"lora(_\w+)?", module.rpartition(".")[2]):
         raise ValueError(f"its network_module {module} has no counterpart here; train it with {PROGRAM}")
     algorithm = args.pop("algo", "lora").lower() if lycoris else "lora"
     known = {each.lycoris: name for name, each in ALGORITHMS.items() if each.lycoris}
@@ -545,19 +592,32 @@ def _network(found: Imported, given: Given, family: str) -> None:
     found.put("lora.algorithm", algorithm)
     rank, alpha = number(found, given, "network_dim") or 4, number(found, given, "network_alpha")
     alpha = 1.0 if alpha is None else alpha
-    found.put("lora.rank", int(rank))
-    found.put("lora.alpha", alpha or rank)  # theirs takes 0 as the rank, too
+    kind = ALGORITHMS[algorithm]
+    whole = algorithm == "lokr" and rank >= LARGEST_RANK  # what LyCORIS' users write for it
+    if whole:
+        found.put("lora.full_matrix", True)
+    elif kind.rank:
+        found.put("lora.rank", int(rank))
+    if kind.alpha and not whole:
+        found.put("lora.alpha", alpha or rank)  # theirs takes 0 as the rank, too
+    elif alpha != 1.0 and not kind.alpha:
+        found.leave("network_alpha", alpha)
     _layers(found, args, lycoris=lycoris, rank=rank, alpha=alpha, family=family)
     dropout = number(found, given, "network_dropout")
     if dropout:
         found.put("lora.dropout", dropout)
     _options(found, args)
-    weights, factors = given.take("base_weights") or [], given.take("base_weights_multiplier") or []
-    factors = factors if isinstance(factors, list) else [factors]
-    beneath = [str(each) for each in (weights if isinstance(weights, list) else [weights])]
-    if beneath:
-        strengths = [*(float(each) for each in factors), *[1.0] * len(beneath)]
-        found.put("lora.beneath", [{"path": p, "strength": s} for p, s in zip(beneath, strengths, strict=False)])
+    put_start(found, str(given.take("network_weights") or ""))
+    weights = given.take("base_weights")
+    given.ignore(("base_weights_multiplier", "dim_from_weights"))
+    for each in weights if isinstance(weights, list) else filter(None, [weights]):
+        found.open.append(f"The run trains on top of the LoRA {each}; add it by Existing LoRA, with use beneath.")
+
+
+def put_start(found: Imported, path: str) -> None:
+    """Say which LoRA is continued: its layers are needed at once, so it is chosen where it lies."""
+    if path:
+        found.open.append(f"The run continues the LoRA {path}; add it by Existing LoRA.")
 
 
 def _layers(found: Imported, args: dict[str, str], *, lycoris: bool, rank: float, alpha: float, family: str) -> None:
@@ -573,11 +633,16 @@ def _layers(found: Imported, args: dict[str, str], *, lycoris: bool, rank: float
     spatial = (own > 0 or blocks) and not family and preset in ("full", "unet-convblock-only", "attn-mlp")
     if not lycoris and spatial:
         preset = "full"
-    found.put("lora.preset", "auto" if family else preset)
-    if spatial and own > 0 and preset in ("full", "unet-convblock-only"):
-        found.put("lora.conv_rank", int(own))
+    if not ALGORITHMS[found.values["lora"]["algorithm"]].layers:
+        found.put("lora.preset", "auto" if family else preset)
+    kind = ALGORITHMS[found.values["lora"]["algorithm"]]
+    whole = found.values["lora"].get("full_matrix")
+    if spatial and own > 0 and preset in ("full", "unet-convblock-only") and not whole:
         given_alpha = float(conv_alpha) if conv_alpha not in ("", "None") else (alpha if lycoris else 1.0)
-        found.put("lora.conv_alpha", given_alpha or own)
+        if kind.rank and own < LARGEST_RANK:
+            found.put("lora.conv_rank", int(own))
+        if kind.alpha and kind.rank:
+            found.put("lora.conv_alpha", given_alpha or own)
 
 
 def _options(found: Imported, args: dict[str, str]) -> None:
@@ -592,6 +657,9 @@ def _options(found: Imported, args: dict[str, str]) -> None:
     for name, setting in SWITCHES.items():
         if (value := args.pop(name, "")) != "" and (on(value) or setting.endswith("_scale")):
             found.put(setting, on(value))
+    if found.values["lora"].get("full_matrix"):  # whole factors have no rank to split or to drop
+        for name in ("decompose_both", "tucker", "rank_dropout"):
+            found.values["lora"].pop(name, None)
     for name, (setting, convert) in BLOCKS.items():
         if (value := args.pop(name, "")) not in ("", "None"):
             try:
@@ -650,7 +718,22 @@ def _intervals(found: Imported, given: Given, folder: Path) -> None:
         found.open.append(f"The samples' prompts are in {prompts}, which is not read; write them into sample_prompts.")
     else:
         lines = [line.strip() for line in text.splitlines()[:1000]]
-        found.put("sample.prompts", [line for line in lines if line and not line.startswith("#")])
+        put_prompts(found, [line for line in lines if line and not line.startswith("#")])
+
+
+def put_prompts(found: Imported, lines: list[str]) -> None:
+    """Set the prompts of the samples; flags that ours have not are listed and left out."""
+
+    def known(match: re.Match[str]) -> str:
+        flag = {"ctrl_img": "ci", "ctrl_img_1": "ci"}.get(match.group(1), match.group(1))
+        if flag in ("n", "w", "h", "d", "s", "l", "g", "ss", "ci"):
+            return f" --{flag} {match.group(2).strip()}"
+        found.leave(f"sample prompt --{flag}", match.group(2).strip())
+        return ""
+
+    if lines:
+        cleaned = [re.sub(r"\s--(\w+)((?:(?!\s--\w).)*)", known, line).strip() for line in lines[:1000]]
+        found.put("sample.prompts", [line for line in cleaned if line])
 
 
 # --- the pictures ------------------------------------------------------------------------------------------
@@ -679,7 +762,8 @@ def _folders(found: Imported, given: Given, folder: Path) -> None:
     for dataset in datasets if isinstance(datasets, list) and not listed else ():
         own = {**shared, **{name: value for name, value in dataset.items() if name != "subsets"}}
         sizes.append(own)
-        for subset in dataset.get("subsets") or []:
+        directory = dataset.get("image_directory") or dataset.get("video_directory")  # of musubi-tuner
+        for subset in dataset.get("subsets") or ([{"image_dir": directory}] if directory else []):
             values = {**own, **subset}
             listed.append((values, "regularisation" if on(values.pop("is_reg", False)) else "train"))
     same = put_sizes(found, sizes)
@@ -713,7 +797,10 @@ def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
     if same and first.get("resolution"):
         put_resolution(found, first)
     if on(first.get("enable_bucket")):
-        found.put("train.bucket_step", int(first.get("bucket_reso_steps") or 64))
+        step = int(first.get("bucket_reso_steps") or 64)
+        found.put("train.bucket_step", min(512, max(8, round(step / 8) * 8)))
+        if step % 8:
+            found.leave("bucket_reso_steps", step)
         if on(first.get("bucket_no_upscale")):
             found.put("train.buckets.no_upscale", True)
         else:
@@ -728,7 +815,12 @@ def put_resolution(found: Imported, values: Mapping[str, Any]) -> None:
     if on(values.get("enable_bucket")):
         found.put("train.resolution", round(math.sqrt(width * height) / 8) * 8)
     else:
-        found.put("train.buckets.resolutions", [f"{width}x{height}"])
+        found.put("train.buckets.resolutions", [exactly(width, height)])
+
+
+def exactly(width: int, height: int) -> str:
+    """Write one size, whose sides are multiples of 8, as latents need them."""
+    return "x".join(str(max(64, side // 8 * 8)) for side in (width, height))
 
 
 def sides(value: Any) -> tuple[int, int]:
@@ -774,7 +866,7 @@ def put_concept(
     if own_size and given.take("resolution"):
         width, height = sides(given.take("resolution"))
         side = round(math.sqrt(width * height) / 8) * 8
-        concept["resolutions"] = [str(side) if on(given.take("enable_bucket")) else f"{width}x{height}"]
+        concept["resolutions"] = [str(side) if on(given.take("enable_bucket")) else exactly(width, height)]
     place = str(given.take("image_dir") or "")
     given.ignore(OF_A_FOLDER - {"face_crop_aug_range", "keep_tokens_separator", "secondary_separator"})
     for name in ("face_crop_aug_range", "keep_tokens_separator", "secondary_separator"):

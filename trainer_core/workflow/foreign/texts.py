@@ -6,16 +6,35 @@ import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 LARGEST = 2**20  # bytes of a file
 MOST_WORDS = 10_000  # of a command
+MOST_ALIASES = 20  # of a YAML
 PROGRAM = re.compile(r"(?:^|[\\/])([\w.-]*train[\w.-]*\.py)$", re.IGNORECASE)
-SET = {  # how a shell sets a variable
-    "sh": re.compile(r"^\s*(?:export\s+|declare\s+(?:-\w+\s+)?|local\s+|readonly\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL),
-    "bat": re.compile(r'^\s*@?set\s+"?([^=\s"]+)=([^"]*)"?\s*$', re.IGNORECASE),
-    "ps1": re.compile(r"^\s*\$(?:env:)?([A-Za-z_]\w*)\s*=\s*(.*)$", re.IGNORECASE | re.DOTALL),
+SET = {  # how a shell sets a variable, or adds to it
+    "sh": re.compile(
+        r"^\s*(?:export\s+|declare\s+(?:-\w+\s+)?|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL
+    ),
+    "bat": re.compile(r'^\s*@?set\s+"?([^=\s"]+)()=([^"]*)"?\s*$', re.IGNORECASE),
+    "ps1": re.compile(
+        r"^\s*(?:\[[\w.]+\]\s*)?\$(?:env:)?([A-Za-z_]\w*)(?:(\.Add)\(|\s*(\+?)=\s*)(.*?)\)?\s*;?\s*$",
+        re.IGNORECASE | re.DOTALL,
+    ),
 }
+IF = {  # how it asks: the variable, the comparison, the value
+    "sh": re.compile(r"^\s*(?:el)?if\s+\[+\s*\"?\$\{?(\w+)\}?\"?\s*(==|=|!=|-eq|-ne)\s*\"?([^\"\]\s]*)\"?\s*\]+"),
+    "bat": re.compile(r"(?!)"),
+    "ps1": re.compile(r"^\s*\}?\s*(?:else)?if\s*\(\s*\$(\w+)\s*(-eq|-ne)\s*[\"']?([^\"')]*)[\"']?\s*\)", re.IGNORECASE),
+}
+ASKS = {"sh": re.compile(r"^\s*if\b"), "bat": re.compile(r"(?!)"), "ps1": re.compile(r"^\s*if\b", re.IGNORECASE)}
+ELSE = {
+    "sh": re.compile(r"^\s*el(?:se|if)\b"),
+    "bat": re.compile(r"(?!)"),
+    "ps1": re.compile(r"^\s*\}?\s*else", re.IGNORECASE),
+}
+ENDS = {"sh": re.compile(r"\bfi\s*;?\s*$"), "bat": re.compile(r"(?!)"), "ps1": re.compile(r"\}\s*$")}
 USED = {  # how it names one
     "sh": re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|([A-Za-z_]\w*))"),
     "bat": re.compile(r"[%!]([A-Za-z_]\w*)()[%!]()"),
@@ -47,6 +66,21 @@ def decode(content: bytes) -> str:
         return content.decode("cp1252", "replace")
 
 
+def read_yaml(text: str) -> Any:
+    """Read YAML; raises ValueError with the line at fault, and for one that stands for more than it writes."""
+    import yaml  # imported here: few need it, and transformers brings it
+
+    try:
+        if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)) > MOST_ALIASES:
+            raise ValueError("it repeats itself by too many aliases; write its values out")
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"it is no YAML: {error.problem}{line}; correct it there") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError("it is no YAML that can be read; save it as UTF-8 text") from error
+
+
 @dataclass(slots=True)
 class Command:
     """The command of a script that trains."""
@@ -55,6 +89,7 @@ class Command:
     words: list[str] = field(default_factory=list)  # behind it
     open: list[str] = field(default_factory=list)  # variables that the script does not set
     others: int = 0  # commands that train beside it
+    unsure: list[str] = field(default_factory=list)  # arguments that the script adds under a condition
 
 
 def kind_of(suffix: str, text: str) -> str:
@@ -75,15 +110,21 @@ def read_script(text: str, suffix: str) -> Command:
     known: dict[str, list[str]] = {}
     found: list[tuple[str, list[str], list[str]]] = []
     plain: list[str] = []
+    asked: list[bool | None] = []  # of each condition around a line: whether it holds; None where nobody knows
+    unsure: list[str] = []
     for line in _lines(text, kind):
-        if SKIPPED[kind].match(line):
+        if SKIPPED[kind].match(line) or _asks(line, kind, known, asked):
             continue
-        set_here = SET[kind].match(line)
-        if set_here and not PROGRAM.search(line.split("--")[0].strip().strip("\"'")):
-            name, value = set_here.groups()
-            value = value.strip().removeprefix("@").strip()
-            inner = value[1:-1] if value.startswith("(") and value.endswith(")") else value
-            known[name.lower() if kind != "sh" else name] = _expanded(inner, kind, known, [])
+        if any(each is False for each in asked):
+            continue
+        set_here = _set_in(line, kind)
+        if set_here:
+            name, adds, value = set_here
+            words = _expanded(value, kind, known, [])
+            if None in asked:
+                unsure += [word for word in words if word.startswith("--")]
+            else:
+                known[name] = [*known.get(name, ()), *words] if adds else words
             continue
         left: list[str] = []
         words = _expanded(line, kind, known, left)
@@ -91,14 +132,51 @@ def read_script(text: str, suffix: str) -> Command:
         if start >= 0:
             match = PROGRAM.search(words[start])
             found.append((match.group(1) if match else "", words[start + 1 :], left))
-        elif any(word.startswith("--") for word in words):
-            plain += words
+        else:
+            first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+            plain += words[first:]
     if found:
         program, words, left = found[0]
-        return Command(program, words, list(dict.fromkeys(left)), len(found) - 1)
+        return Command(program, words, list(dict.fromkeys(left)), len(found) - 1, list(dict.fromkeys(unsure)))
     if plain:
         return Command("", plain)
     raise ValueError("it holds no command that trains; choose the script that calls train_network.py")
+
+
+def _asks(line: str, kind: str, known: dict[str, list[str]], asked: list[bool | None]) -> bool:
+    """Follow the conditions of a script in `asked`; tell whether a line is one of them."""
+    found = IF[kind].match(line)
+    holds: bool | None = None
+    if found and (words := known.get(found.group(1).lower() if kind != "sh" else found.group(1))) is not None:
+        same = " ".join(words).lower() == found.group(3).strip().lower()
+        holds = same if found.group(2) in ("==", "=", "-eq") else not same
+    if ELSE[kind].match(line):
+        if asked:
+            before = asked.pop()
+            asked.append(holds if found and before is False else None if before is None else not before)
+        return True
+    if ASKS[kind].match(line):
+        if not ENDS[kind].search(line):
+            asked.append(holds)
+        return True
+    if ENDS[kind].search(line) and asked and line.strip() in ("fi", "fi;", "}"):
+        asked.pop()
+        return True
+    return False
+
+
+def _set_in(line: str, kind: str) -> tuple[str, bool, str] | None:
+    """Read (name, whether it adds, value) of a line that sets a variable and does nothing else."""
+    match = SET[kind].match(line)
+    if not match:
+        return None
+    name, value = match.group(1), match.groups()[-1].strip()
+    adds = any(part in ("+", ".Add") for part in match.groups()[1:-1] if part)
+    if kind == "sh" and not value.startswith("(") and len([*_split(line.replace("export ", ""), kind)]) > 1:
+        return None  # a variable of one command
+    value = value.removeprefix("@").strip()
+    inner = value[1:-1] if value.startswith("(") and value.endswith(")") else value
+    return (name if kind == "sh" else name.lower()), adds, "" if inner.startswith("[") and kind == "ps1" else inner
 
 
 def _lines(text: str, kind: str) -> Iterator[str]:
