@@ -190,7 +190,7 @@ def _lines(text: str, kind: str) -> Iterator[str]:
         if bare.endswith(CONTINUED[kind]):
             joined = bare[:-1] + " "
         elif kind != "bat" and re.match(r"^[\s\w$:]*=\s*@?\(", joined) and ")" not in joined:
-            joined += " "
+            joined = re.sub(r"\s#.*$", "", joined) + " "
         else:
             yield joined
             joined = ""
