@@ -8,6 +8,7 @@ import { t } from "./words.js";
 
 const KINDS = [".toml", ".yaml", ".yml", ".json", ".sh", ".bat", ".cmd", ".ps1", ".env", ".txt"];
 const LARGEST = 2 ** 20; // bytes of a file
+const READABLE = 0.6, MARGIN = 150; // the scale at which the classic renderer draws words; pixels left and above
 
 /** @param {File} file */
 const isSettings = ({ name, size }) => size <= LARGEST && KINDS.some((kind) => name.toLowerCase().endsWith(kind));
@@ -39,6 +40,13 @@ async function bring(files) {
   if (answer.error) return toast(answer);
   await app.loadGraphData(answer.workflow, true, true, answer.name);
   await app.extensionManager.command.execute("Comfy.Canvas.FitView");
+  const { ds } = app.canvas;
+  if (ds.scale < READABLE) { // then from its upper left corner, where the note stands
+    const [x, y] = [0, 1].map((axis) => Math.min(...(app.graph?.nodes ?? []).map(({ pos }) => pos[axis])));
+    ds.scale = READABLE;
+    ds.offset = [MARGIN - x, MARGIN - y];
+    app.canvas.setDirty(true, true);
+  }
   refuse(answer.open);
 }
 

@@ -37,6 +37,7 @@ from .settings import (
 )
 
 WIDTH, GAP, ROW, TITLE = 380, 60, 26, 60  # pixels of a node on the canvas
+COLLAPSED = 50  # pixels from one collapsed node to the next
 NOTE_HIGHEST = 900  # pixels
 DARK = {"color": "#2f3440", "bgcolor": "#1b1e25"}  # of notes: their text stays legible in both renderers
 
@@ -49,7 +50,15 @@ class _Canvas:
         self.links: list[list[Any]] = []
         self._below: dict[int, int] = {}  # by column: where the next node stands
 
-    def add(self, kind: str, given: Mapping[str, Any], sources: Mapping[str, int], column: int = 0) -> int:
+    def add(
+        self,
+        kind: str,
+        given: Mapping[str, Any],
+        sources: Mapping[str, int],
+        column: float = 0,
+        *,
+        collapsed: bool = False,
+    ) -> int:
         """Add a node and return its id; given: its values by input. sources: id of the node that each socket gets."""
         form = FORMS[kind]
         chosen: dict[str, Any] = {}
@@ -62,7 +71,7 @@ class _Canvas:
         for name, value in chosen.items():
             values += [value, "fixed"] if name in controls else [value]
         sockets = [(each.input, each.type) for each in form.inputs if not each.widget]
-        number = self.put(kind, values, sockets, form.outputs, column)
+        number = self.put(kind, values, sockets, form.outputs, column, collapsed=collapsed)
         for name, source in sources.items():
             self.link((source, 0), number, name)
         return number
@@ -73,18 +82,23 @@ class _Canvas:
         values: list[Any],
         sockets: Iterable[tuple[str, str]],
         outputs: Iterable[tuple[str, str]],
-        column: int,
+        column: float,
+        *,
+        collapsed: bool = False,
     ) -> int:
-        """Add a node of any kind and return its id; sockets, outputs: (name, type) of each."""
+        """Add a node of any kind and return its id; sockets, outputs: (name, type) of each.
+
+        column: 0.5 is the right half of the first one, below what stands there.
+        """
         number, sockets = len(self.nodes) + 1, list(sockets)
-        height, below = TITLE + ROW * (len(values) + len(sockets)), self._below.get(column, 0)
-        node = {"id": number, "type": kind, "pos": [column * (WIDTH + GAP), below]}
-        node |= {"size": [WIDTH, height], "flags": {}, "order": number - 1, "mode": 0}
+        height, below = TITLE + ROW * (len(values) + len(sockets)), self._below.get(int(column), 0)
+        node = {"id": number, "type": kind, "pos": [round(column * (WIDTH + GAP)), below], "size": [WIDTH, height]}
+        node |= {"flags": {"collapsed": True} if collapsed else {}, "order": number - 1, "mode": 0}
         node["inputs"] = [{"name": name, "type": type_, "link": None} for name, type_ in sockets]
         node["outputs"] = [{"name": name, "type": type_, "links": []} for name, type_ in outputs]
         node |= {"properties": {"Node name for S&R": kind}, "widgets_values": values}
         self.nodes.append(node)
-        self._below[column] = below + height + GAP
+        self._below[int(column)] = below + (COLLAPSED if collapsed else height + GAP)
         return number
 
     def link(self, source: tuple[int, int], target: int, name: str) -> None:
@@ -130,10 +144,9 @@ def workflow_of(
     canvas = _Canvas()
     base = _add_base(canvas, config.base_model) if models is None else _add_loaders(canvas, config, models, family)
     sources = {"base_model": base, "dataset": _add_dataset(canvas, config)}
-    before = len(canvas.nodes)
     sources |= _add_optional(canvas, config)
     given = {**inputs_of(config.train), **inputs_of(config.existing), "name": run.name}
-    canvas.add("AtelierTrain", given, sources, column=2 if len(canvas.nodes) > before else 1)
+    canvas.add("AtelierTrain", given, sources, column=1)
     if note:
         canvas.note(note)
     document = canvas.document()
@@ -179,13 +192,13 @@ def _add_dataset(canvas: _Canvas, config: RunConfig) -> int:
     for concept, after in zip(concepts, (*concepts[1:], None), strict=True):
         before = canvas.add("AtelierConceptDataset", _concept(concept), _sources(canvas, concept, before))
         if concept.masks and (after is None or after.masks != concept.masks):
-            before = canvas.add("AtelierMaskLoader", inputs_of(concept.masks), {"dataset": before})
+            before = canvas.add("AtelierMaskLoader", inputs_of(concept.masks), {"dataset": before}, collapsed=True)
         if concept.controls and (after is None or after.controls != concept.controls):
             folders = dict(zip(CONTROL_FOLDERS, concept.controls.folders, strict=False))
             given = {**inputs_of(concept.controls), **folders}
-            before = canvas.add("AtelierControlPictures", given, {"dataset": before})
+            before = canvas.add("AtelierControlPictures", given, {"dataset": before}, collapsed=True)
         if concept.augment and (after is None or after.augment != concept.augment):
-            before = canvas.add("AtelierAugment", inputs_of(concept.augment), {"dataset": before})
+            before = canvas.add("AtelierAugment", inputs_of(concept.augment), {"dataset": before}, collapsed=True)
     if not before:
         raise ValueError("The run has no pictures; write a concept with a folder.")
     return before
@@ -204,7 +217,7 @@ def _sources(canvas: _Canvas, concept: ConceptConfig, before: int) -> dict[str, 
         ("picture_settings", "AtelierPictures", concept, ConceptConfig(folder=concept.folder)),
     ):
         if any(getattr(of, row.name) != getattr(untouched, row.name) for row in FORMS[kind].inputs):
-            found[name] = canvas.add(kind, inputs_of(of), {})
+            found[name] = canvas.add(kind, inputs_of(of), {}, collapsed=True)
     return found
 
 
@@ -214,7 +227,7 @@ def _add_optional(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
 
     def add(name: str, kind: str, given: Mapping[str, Any], *, needed: bool) -> None:
         if needed:
-            found[name] = canvas.add(kind, given, {}, column=1)
+            found[name] = canvas.add(kind, given, {}, 0.5, collapsed=True)
 
     sizes = {**inputs_of(train.buckets), "bucket_step": train.bucket_step}
     add("buckets", "AtelierBuckets", sizes, needed=train.buckets != BucketConfig() or train.bucket_step != 0)
@@ -246,15 +259,15 @@ def _add_lora(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
     lora, chain = config.lora, {}
     plain = lora.replace(start="", beneath=(), embeddings=())
     if plain != OPEN_LORA:
-        chain = {"lora_config": canvas.add("AtelierLoraConfig", inputs_of(plain), {}, column=1)}
+        chain = {"lora_config": canvas.add("AtelierLoraConfig", inputs_of(plain), {}, 0.5, collapsed=True)}
     files = [(each.path, "beneath", each.strength) for each in lora.beneath]
     files += [(lora.start, "continue", 1.0)] if lora.start else []
     for path, use, strength in files:
         given = {"lora_name": listed(path, ("loras",)), "use": use, "strength": strength}
-        chain = {"lora_config": canvas.add("AtelierExistingLora", given, chain, column=1)}
+        chain = {"lora_config": canvas.add("AtelierExistingLora", given, chain, 0.5, collapsed=True)}
     for word in lora.embeddings:
         given = {**inputs_of(word), "init_text": word.init}
-        chain = {"lora_config": canvas.add("AtelierEmbedding", given, chain, column=1)}
+        chain = {"lora_config": canvas.add("AtelierEmbedding", given, chain, 0.5, collapsed=True)}
     return chain
 
 
