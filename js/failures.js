@@ -322,6 +322,13 @@ function keep(now) {
   localStorage.setItem(KEPT, JSON.stringify(Object.fromEntries(all.slice(-MOST_KEPT))));
 }
 
+// Say at nodes of the open workflow what is still to be set there, as if they had been queued.
+/** @param {Record<string, string>} found */
+export function refuse(found) {
+  keep(found);
+  draw();
+}
+
 api.addEventListener("atelier.failed", ({ detail }) => take(detail)); // early: the editor warns of events without one
 
 app.registerExtension({
