@@ -10,6 +10,7 @@ import { t, told } from "./words.js";
 const MARGIN = 10; // pixels
 export const LARGE = "600 17px/20px sans-serif"; // 10 pixels high at 0.6, the scale at which templates open
 const DRAWN = 300, MARKED = 2500; // milliseconds until the editor has drawn a node anew; that a field is ringed
+const LOOKS = 10; // for a field that is not there yet
 /** @typedef {{ widget: Widget, box: HTMLElement, words: HTMLElement, text: string, tall: number, height: number }} Shown */
 /** @type {WeakMap<GraphNode, Shown>} */
 const shown = new WeakMap();
@@ -151,35 +152,45 @@ function lead(node, name) {
   if (widget) setTimeout(() => focus(node, widget), DRAWN);
 }
 
-// Put the cursor into a setting's field. The classic renderer draws most fields and opens a box to change them.
-/** @param {GraphNode} node @param {Widget} widget */
-function focus(node, widget) {
-  const words = CSS.escape(widget.label ?? widget.name), field = isForm() || window.LiteGraph?.vueNodesMode
-    ? document.querySelector(`${isForm() ? "" : `[data-node-id="${CSS.escape(String(node.id))}"] `}[aria-label="${words}"]`)
-    : widget.element;
+// Put the cursor into a setting's field. The classic renderer draws most fields and opens a box to change them; the other
+// one makes a field some time after its graph is opened.
+/** @param {GraphNode} node @param {Widget} widget @param {number} [left] times to look again */
+function focus(node, widget, left = LOOKS) {
+  const words = CSS.escape(widget.label ?? widget.name), drawn = !isForm() && !window.LiteGraph?.vueNodesMode;
+  const field = drawn ? widget.element
+    : document.querySelector(`${isForm() ? "" : `[data-node-id="${CSS.escape(String(node.id))}"] `}[aria-label="${words}"]`);
   const inner = field?.matches("input, textarea, button") ? field : field?.querySelector("input, textarea, button");
   if (inner) return void /** @type {HTMLElement} */ (inner).focus();
-  mark(node, widget);
+  if (!drawn) return void (left && setTimeout(() => focus(node, widget, left - 1), DRAWN));
+  const place = placeOf(node, widget);
+  ring(place);
   if (!["string", "number"].includes(typeof widget.value) || widget.options?.values) return; // the arrows change it
   const set = (/** @type {string} */ text) => {
     const value = typeof widget.value === "number" ? Number(text) : text;
     if (!Number.isNaN(value)) widget.setValue?.(value, { e: null, node, canvas: app.canvas });
   };
   app.canvas.constructor.active_canvas = app.canvas; // as the editor sets it when the pointer moves over its canvas
-  app.canvas.prompt(String(widget.label ?? widget.name), widget.value, set, null);
+  const at = new MouseEvent("click", { clientX: place.x, clientY: place.y }); // where the box opens
+  app.canvas.prompt(String(widget.label ?? widget.name), widget.value, set, at);
 }
 
-// Ring a field that the classic renderer draws, for a while.
+// Where the classic renderer draws a field, in pixels of the page.
 /** @param {GraphNode} node @param {Widget} widget */
-function mark(node, widget) {
+function placeOf(node, widget) {
   const { ds, canvas } = app.canvas, { left, top } = canvas.getBoundingClientRect();
   const [x, y] = [node.pos[0] + MARGIN, node.pos[1] + (widget.y ?? 0)].map((at, i) => (at + ds.offset[i]) * ds.scale);
-  const ring = make("div", `position:fixed;left:${left + x}px;top:${top + y}px;pointer-events:none;z-index:1000;` +
-    `width:${(node.size[0] - 2 * MARGIN) * ds.scale}px;height:${20 * ds.scale}px;border-radius:${10 * ds.scale}px;` +
-    `outline:3px solid ${RED}`);
-  ring.className = "atelier-ring";
-  document.body.append(ring);
-  setTimeout(() => ring.remove(), MARKED);
+  const [width, height] = [node.size[0] - 2 * MARGIN, 20].map((size) => size * ds.scale);
+  return new DOMRect(left + x, top + y, width, height);
+}
+
+// Ring a field for a while.
+/** @param {DOMRect} place */
+function ring({ x, y, width, height }) {
+  const made = make("div", `position:fixed;left:${x}px;top:${y}px;pointer-events:none;z-index:1000;` +
+    `width:${width}px;height:${height}px;border-radius:${height / 2}px;outline:3px solid ${RED}`);
+  made.className = "atelier-ring";
+  document.body.append(made);
+  setTimeout(() => made.remove(), MARKED);
 }
 
 /** @param {GraphNode} node @param {string} text */
@@ -309,6 +320,13 @@ function keep(now) {
   if (!before && !Object.keys(now).length) return;
   const all = [...Object.entries(others), ...Object.keys(now).length ? [[app.graph?.id ?? "", now]] : []];
   localStorage.setItem(KEPT, JSON.stringify(Object.fromEntries(all.slice(-MOST_KEPT))));
+}
+
+// Say at nodes of the open workflow what is still to be set there, as if they had been queued.
+/** @param {Record<string, string>} found */
+export function refuse(found) {
+  keep(found);
+  draw();
 }
 
 api.addEventListener("atelier.failed", ({ detail }) => take(detail)); // early: the editor warns of events without one

@@ -70,6 +70,8 @@ interface Prompt {
 interface Extension {
   name: string;
   settings?: object[];
+  commands?: { id: string; label: string; icon: string; function: () => void }[];
+  menuCommands?: { path: string[]; commands: string[] }[];
   nodeCreated?(node: GraphNode): void;
   getNodeMenuItems?(node: GraphNode): { content: string; callback(): void }[];
   setup?(): void;
@@ -94,7 +96,7 @@ interface App {
     canvas: HTMLCanvasElement;
     constructor: { active_canvas?: App["canvas"] };
     ds: { scale: number; offset: [number, number] };
-    prompt(title: string, value: unknown, take: (text: string) => void, event: null): void;
+    prompt(title: string, value: unknown, take: (text: string) => void, event: MouseEvent): void;
     setGraph(graph: Graph): void;
     selectNode(node: GraphNode): void;
     setDirty(front: boolean, back: boolean): void;
@@ -117,6 +119,7 @@ interface App {
   };
   registerExtension(extension: Extension): void;
   queuePrompt(number: number, count: number): void;
+  handleFile?(file: File, ...rest: unknown[]): Promise<void>;
   graphToPrompt(): Promise<Prompt>;
   loadGraphData(workflow: unknown, clean: boolean, restore: boolean, name: string): Promise<void>;
   reloadNodeDefs(): Promise<void>;

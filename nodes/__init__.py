@@ -16,6 +16,7 @@ from .embedding import AtelierEmbedding
 from .existing import AtelierExistingLora
 from .extract import AtelierExtractLora
 from .images import AtelierImageConcept
+from .importing import register_import
 from .inspect_lora import AtelierInspectLora
 from .load_lora import AtelierLoadLoraFile
 from .lora_blocks import AtelierLoraBlocks
@@ -90,6 +91,7 @@ class AtelierExtension(ComfyExtension):
         register_routes(NODES)
         register_run_routes()
         register_queue_routes()
+        register_import()
         failures.follow_prompts()
         shown.follow_prompts()
 

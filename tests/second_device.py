@@ -3,7 +3,7 @@
 Its tensors lie in RAM but say that they are elsewhere (torch's experimental Python backend). An operation on tensors of
 both places raises, as on a GPU. What does not block is done as late as a GPU may do it: a copy on another stream than
 the first one, or to RAM, holds rubbish until somebody waits for it, and raises when the memory it reads from has been
-given back. All else gives the numbers that the CPU gives.
+given back. It has no float64, as the GPUs of Macs have none. All else gives the numbers that the CPU gives.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from lora_atelier.trainer_core.optim import rounding
 
 NAME = "card"
 TAKE_FROM_RAM = ("aten::index", "aten::index_put", "aten::index_put_")  # whose indices may lie in RAM
+NOT_THERE = (torch.float64, torch.complex128)
 RUBBISH = 93  # a number that no test comes near to
 
 
@@ -97,6 +98,8 @@ def carry_out(func, args, kwargs):
     out = func(*inner_args, **inner_kwargs)
     if not stays:
         return out
+    if any(x.dtype in NOT_THERE for x in tensors_of(out if isinstance(out, (list, tuple)) else [out])):
+        raise TypeError(f"The device has no float64: {name}.")  # as Apple's GPUs say it
     out = tree_map_only(torch.Tensor, lambda x: x if isinstance(x, There) else There(x), out)
     return return_and_correct_aliasing(func, args, kwargs, out) if aliases(func) else out
 

@@ -298,7 +298,8 @@ def test_samples_of_compared_runs_stand_side_by_side(editor, runs: list[RunFolde
     page.keyboard.press("ArrowDown")
     large.get_by_text("moss · step 2 · a cat").wait_for()
     page.keyboard.press("Escape")
-    assert large.count() == 0 and tab.get_by_text("What differs").count() == 1
+    large.wait_for(state="detached")
+    assert tab.get_by_text("What differs").count() == 1
     tab.get_by_role("button", name="All runs").click()
     for name in ("moss", "fern"):
         tab.get_by_role("listitem").filter(has_text=name).get_by_role("checkbox").uncheck()

@@ -12,6 +12,7 @@ from tiny_models import family_tensors
 from tiny_runs import change, run
 
 from lora_atelier.trainer_core.config import AugmentConfig, DatasetConfig, EmbeddingConfig, MaskConfig, MemoryConfig
+from lora_atelier.trainer_core.training import saving
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +74,13 @@ def test_a_run_learns_there_what_it_learns_here(name, config, tmp_path, card):  
     assert here.tensors.keys() == there.tensors.keys()
     mine, theirs = (torch.cat([t.float().flatten() for _, t in sorted(r.tensors.items())]) for r in (there, here))
     assert (mine - theirs).norm() < 0.02 * theirs.norm()
+
+
+def test_a_lora_that_cannot_be_computed_there_costs_no_step(config, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise TypeError("The device has no such operation.")
+
+    with monkeypatch.context() as patched, pytest.raises(TypeError):
+        patched.setattr(saving, "write_versions", refuse)
+        run(config, tmp_path / "run", tmp_path / "cache")
+    assert "Resumed after step 1 of 3" in run(config, tmp_path / "run", tmp_path / "cache").origin

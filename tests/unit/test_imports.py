@@ -135,7 +135,7 @@ def test_only_the_bridge_of_the_nodes_touches_the_comfyui_process() -> None:
 
 
 def test_only_stable_diffusions_own_room_knows_a_unet() -> None:
-    own = (CORE / "models" / "sd", CORE / "config", CORE / "workflow" / "foreign.py")  # names of other trainers
+    own = (CORE / "models" / "sd", CORE / "config", CORE / "workflow" / "foreign")  # names of other trainers
     found = [
         f"{relative(path)}:{number}: {line.strip()}"
         for path in python_files(CORE)

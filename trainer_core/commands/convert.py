@@ -11,11 +11,10 @@ from pathlib import Path
 
 from ..common.command_line import PROGRAM, run_command
 from ..common.files import file_digest, written_whole
-from ..common.wording import printable
-from ..config import MODEL_FILES, BaseModelConfig, ConnectedConfig, plain_name
+from ..config import MODEL_FILES, BaseModelConfig, ConnectedConfig
 from ..models import Chosen
-from ..workflow.foreign import read_foreign
-from ..workflow.run_file import RunFile, read_open, write_run
+from ..workflow.importing import bring
+from ..workflow.run_file import RunFile, write_run
 from ..workflow.write import workflow_of
 from .train import add_source, read_source
 
@@ -54,13 +53,15 @@ def with_digests(run: RunFile) -> RunFile:
 
 def main_import(arguments: Sequence[str]) -> int:
     """Write a TOML and a workflow of another trainer's settings; return the exit status: 2 for an error."""
-    text = "Read settings of sd-scripts or OneTrainer as a starting point: writes NAME.toml and the workflow NAME.json."
+    text = (
+        "Read settings of another trainer: writes NAME.toml and the workflow NAME.json, and a report of each setting."
+    )
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} import", description=text)
     parser.add_argument(
         "file",
         metavar="FILE",
         type=Path,
-        help="sd-scripts: its TOML (--config_file), or a script or text with its command line; OneTrainer: its JSON",
+        help="of sd-scripts, kohya_ss, musubi-tuner, OneTrainer, ai-toolkit, diffusion-pipe or SimpleTuner",
     )
     parser.add_argument("--to", type=Path, metavar="NAME", help="without an ending; by default that of FILE, here")
     return run_command(import_file, parser.parse_args(arguments))
@@ -73,17 +74,14 @@ def import_file(options: argparse.Namespace) -> int:
     if taken := next((file for file in files if file.exists()), None):
         raise ValueError(f"{taken} exists already; choose another name by --to.")
     try:
-        found = read_foreign(options.file)
-        run = RunFile(name=plain_name(found.name), config=read_open(found.values))
-        texts = [write_run(run), json.dumps(workflow_of(run), indent=1)]
+        brought = bring(options.file)
     except ValueError as error:
         raise ValueError(f"{options.file.name} cannot be imported: {error}") from error
-    for file, text in zip(files, texts, strict=True):
+    texts = [brought.text, json.dumps(brought.workflow, indent=1)]
+    written = [(file, text) for file, text in zip(files, texts, strict=True) if text]
+    for file, text in written:
         with written_whole(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    print(f"Saved as {files[0]} and {files[1]}. Check them before you train: trainers differ in more than names.")
-    if found.left:
-        print("Without a counterpart:")
-    for line in found.left:
-        print(f"  {printable(line)}")
+    print(f"Saved as {' and '.join(str(file) for file, _ in written)}.")
+    print(brought.report.replace("**", ""))
     return 0

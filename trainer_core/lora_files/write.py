@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ..common.exact import exact
 from ..common.files import short_hash, unused_path, written_whole
 from ..config import setting
 from ..models import Part
@@ -49,7 +50,7 @@ def delta_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
         alpha = float(found.pop(ALPHA, torch.tensor(0.0)))
         if form and found:
             norms[name] = form.norm_of(found, alpha)
-    return norms | {name: float(tensors[name].double().norm()) for name in unknown}
+    return norms | {name: float(exact(tensors[name]).norm()) for name in unknown}
 
 
 def peft_tensors(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:

@@ -174,7 +174,7 @@ def publish(run: Run, checkpoint: Checkpoint, kind: str = "") -> list[Saved]:
     return run.destination.publish(run.folder, saved, checkpoint.step, epoch, kind)
 
 
-FAILURES = (ValueError, RuntimeError, OSError, MemoryError)  # what ends a run beside a person's wish
+FAILURES = (ValueError, TypeError, RuntimeError, OSError, MemoryError)  # what ends a run beside a person's wish
 
 
 def save_interrupted(run: Run, cause: BaseException) -> None:
@@ -197,7 +197,7 @@ def save_interrupted(run: Run, cause: BaseException) -> None:
                 before = _save_at_least_state(run)
         except DISK_ERRORS as error:
             problem = describe_disk_error(error, run.folder.path, size_of_save(run))
-        except RuntimeError as error:  # a lost GPU
+        except (RuntimeError, TypeError) as error:  # a lost GPU, or one that lacks an operation
             problem = f"{reason(error)}."
     note = run.callbacks.note
     lost = f"Step {run.at} could not be saved: {problem} " if problem else ""
@@ -229,7 +229,7 @@ def describe_stop(checkpoint: Checkpoint | None, plan: Plan, memory: MemoryConfi
 def _save_at_least_state(run: Run) -> Checkpoint:
     try:
         return save(run)
-    except ValueError as error:  # of the LoRA; the run can still be resumed from its state
+    except (ValueError, TypeError, RuntimeError) as error:  # of the LoRA; the run can be resumed from its state
         run.callbacks.note(f"The LoRA of step {run.at} could not be written: {error}")
         return save(run, lora=False)
 

@@ -20,7 +20,18 @@ DEEPEST = 20  # subgraphs in one another
 MOST_NODES = 20_000  # of a workflow, counted in each use of a subgraph
 SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize")  # a widget that follows a seed
 NOTES = ("Note", "MarkdownNote")
-EDITORS_OWN = ("Reroute", "PrimitiveNode", *NOTES)  # nodes that no server knows
+SENDERS, GETTERS = ("SetNode", "easy setNode"), ("GetNode", "easy getNode")  # a link by a name
+PASSING = ("Reroute", "Reroute (rgthree)", "ReroutePrimitive|pysssss", *SENDERS)  # an output is what comes in
+CHOOSING = ("Any Switch (rgthree)",)  # an output is the first thing that comes in
+EVERYWHERE = {  # these send what comes in to every open input of its type; where their patterns stand
+    "Anything Everywhere": (),
+    "Anything Everywhere3": (),
+    "Anything Everywhere?": ("title", "input"),
+    "Prompts Everywhere": (),
+    "Seed Everywhere": (),
+}
+EDITORS_OWN = ("PrimitiveNode", *PASSING, *GETTERS, *EVERYWHERE, *NOTES)  # nodes that no server needs
+GROUPS = ("workflow>", "workflow/")  # before the name of a group node, which older editors made
 CONSTANTS = ("PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveStringMultiline", "PrimitiveBoolean")
 
 
@@ -74,7 +85,10 @@ def prompt_of(document: Any, known: Mapping[str, Form]) -> dict[str, dict[str, A
     try:
         opened = {str(each["id"]): each for each in (document.get("definitions") or {}).get("subgraphs", [])}
         whole = _Graph("", document, opened, room=iter(range(MOST_NODES)))
-        return {node.id: _entry(node, known) for node in whole.all_nodes()}
+        nodes = list(whole.all_nodes())
+        if group := next((node.kind for node in nodes if node.kind.startswith(GROUPS)), None):
+            raise ValueError(f"it holds the group node {group[9:]}, an old form; ungroup it in ComfyUI and save again")
+        return {node.id: _entry(node, known) for node in nodes}
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"it is damaged: {type(error).__name__} {error}") from error
     except RecursionError as error:
@@ -131,8 +145,12 @@ class _Node:
             return self._passed(slot)
         if self.inner:
             return self.inner.result(slot)
-        if self.kind == "Reroute":
+        if self.kind in PASSING:
             return self.given(0)
+        if self.kind in GETTERS:
+            return self.graph.sent(str((self.about.get("widgets_values") or [""])[0]))
+        if self.kind in CHOOSING:
+            return next(filter(None, map(self.given, range(len(self.inputs)))), None)
         if self.kind == "PrimitiveNode":
             return _Value(self.about["widgets_values"][0])
         return _Link(self.id, slot)
@@ -199,6 +217,31 @@ class _Graph:
         """Find what a link brings."""
         return self._from(self.links[link]) if link in self.links else None
 
+    def sent(self, name: str) -> _Value | _Link | None:
+        """Find what the node that sends under a name gets, here or in a graph around; None where there is none."""
+        for node in self.nodes.values():
+            if node.kind in SENDERS and node.mode != MUTED and (node.about.get("widgets_values") or [""])[0] == name:
+                return node.output(0)
+        return self.outside.graph.sent(name) if self.outside else None
+
+    @functools.cached_property
+    def everywhere(self) -> list[tuple[_Node, int]]:
+        """List the inputs (node, its place) of nodes that send what they get everywhere, in this graph or around."""
+        here = [
+            (node, slot)
+            for node in self.nodes.values()
+            if node.kind in EVERYWHERE and node.mode not in (MUTED, BYPASSED)
+            for slot in range(len(node.inputs))
+        ]
+        return [*here, *(self.outside.graph.everywhere if self.outside else ())]
+
+    def broadcast(self, node: _Node, name: str, kind: Any) -> _Value | _Link | None:
+        """Find what an open input gets from a node that sends everywhere; its own link would go before."""
+        for sender, slot in self.everywhere:
+            if sender.inputs[slot].get("type") == kind and _fits(sender, node, name):
+                return sender.given(slot)
+        return None
+
     def result(self, slot: int) -> _Value | _Link | None:
         """Find what an output of the subgraph gives."""
         start = self.ends.get((OUTPUTS, slot))
@@ -215,6 +258,15 @@ class _Graph:
         return found or self.outside.widget_value(name)
 
 
+def _fits(sender: _Node, node: _Node, name: str) -> bool:
+    """Tell whether a node that sends everywhere means an input: some have patterns for titles and inputs."""
+    values = sender.about.get("widgets_values") or []
+    for text, pattern in zip((node.about.get("title") or node.kind, name), values, strict=False):
+        if EVERYWHERE[sender.kind] and isinstance(pattern, str) and pattern not in ("", ".*") and pattern not in text:
+            return False  # a plain word is enough: a stranger's pattern may take for ever
+    return True
+
+
 def _entry(node: _Node, known: Mapping[str, Form]) -> dict[str, Any]:
     """Write a node as a prompt has it."""
     form, values = known.get(node.kind), node.about.get("widgets_values") or []
@@ -228,6 +280,8 @@ def _entry(node: _Node, known: Mapping[str, Form]) -> dict[str, Any]:
     inputs = {name: {"__value__": value} if isinstance(value, list) else value for name, value in inputs.items()}
     for slot, each in enumerate(node.inputs):
         found = node.given(slot)
+        if found is None and not each.get("widget") and each.get("link") is None:
+            found = node.graph.broadcast(node, each["name"], each.get("type"))
         if found is not None:
             inputs[each["name"]] = list(found) if isinstance(found, _Link) else found.value
     title = node.about.get("title") or (form.title if form else node.kind)

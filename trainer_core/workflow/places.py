@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from .settings import plain_path
 
@@ -79,6 +79,16 @@ class Folders:
     def _found(self, kind: str, name: str) -> Path:
         places = [root / name for root in self._roots(kind)]
         return next((place for place in places if place.exists()), places[0])
+
+
+def listed(path: str, kinds: Iterable[str]) -> str:
+    """Name a model file as ComfyUI lists it: below the folder of its kind, else by its name alone."""
+    parts = PureWindowsPath(path).parts
+    for kind in (*kinds, "diffusers"):
+        if kind in parts[:-1]:
+            last = len(parts) - 1 - parts[::-1].index(kind)
+            return (DIFFUSERS if kind == "diffusers" else "") + "/".join(parts[last + 1 :])
+    return parts[-1] if parts else ""
 
 
 def _extra_folders(comfyui: Path | None, kind: str) -> list[Path]:

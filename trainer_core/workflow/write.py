@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from ..config import (
@@ -20,9 +20,10 @@ from ..config import (
 from ..config.forms import FORMS
 from ..config.forms.run import PARTS
 from ..config.rows import inputs_of
+from ..models import Chosen
 from .canvas import chosen_inputs
-from .connecting import connector
-from .places import ASSETS, DIFFUSERS, EXAMPLE
+from .foreign.loaders import loaders_of
+from .places import ASSETS, EXAMPLE, listed
 from .read import read_workflow
 from .run_file import RunFile
 from .settings import (
@@ -36,6 +37,9 @@ from .settings import (
 )
 
 WIDTH, GAP, ROW, TITLE = 380, 60, 26, 60  # pixels of a node on the canvas
+COLLAPSED = 50  # pixels from one collapsed node to the next
+NOTE_HIGHEST = 900  # pixels
+DARK = {"color": "#2f3440", "bgcolor": "#1b1e25"}  # of notes: their text stays legible in both renderers
 
 
 class _Canvas:
@@ -44,11 +48,19 @@ class _Canvas:
     def __init__(self) -> None:
         self.nodes: list[dict[str, Any]] = []
         self.links: list[list[Any]] = []
-        self._below = 0
+        self._below: dict[int, int] = {}  # by column: where the next node stands
 
-    def add(self, kind: str, given: Mapping[str, Any], sources: Mapping[str, int], column: int = 0) -> int:
+    def add(
+        self,
+        kind: str,
+        given: Mapping[str, Any],
+        sources: Mapping[str, int],
+        column: float = 0,
+        *,
+        collapsed: bool = False,
+    ) -> int:
         """Add a node and return its id; given: its values by input. sources: id of the node that each socket gets."""
-        form, number = FORMS[kind], len(self.nodes) + 1
+        form = FORMS[kind]
         chosen: dict[str, Any] = {}
         for name, each in chosen_inputs(form.inputs, chosen):
             if each.widget:
@@ -58,26 +70,51 @@ class _Canvas:
         values: list[Any] = []
         for name, value in chosen.items():
             values += [value, "fixed"] if name in controls else [value]
-        sockets = [each for each in form.inputs if not each.widget]
-        height = TITLE + ROW * (len(values) + len(sockets))
-        node = {"id": number, "type": kind, "pos": [column * (WIDTH + GAP), self._below if not column else 0]}
-        node |= {"size": [WIDTH, height], "flags": {}, "order": number - 1, "mode": 0}
-        node["inputs"] = [{"name": each.input, "type": each.type, "link": None} for each in sockets]
-        node["outputs"] = [{"name": name, "type": out, "links": []} for name, out in form.outputs]
-        node |= {"properties": {"Node name for S&R": kind}, "widgets_values": values}
-        self.nodes.append(node)
-        if not column:
-            self._below += height + GAP
+        sockets = [(each.input, each.type) for each in form.inputs if not each.widget]
+        number = self.put(kind, values, sockets, form.outputs, column, collapsed=collapsed)
         for name, source in sources.items():
-            self._link(source, node, name)
+            self.link((source, 0), number, name)
         return number
 
-    def _link(self, source: int, node: dict[str, Any], name: str) -> None:
+    def put(
+        self,
+        kind: str,
+        values: list[Any],
+        sockets: Iterable[tuple[str, str]],
+        outputs: Iterable[tuple[str, str]],
+        column: float,
+        *,
+        collapsed: bool = False,
+    ) -> int:
+        """Add a node of any kind and return its id; sockets, outputs: (name, type) of each.
+
+        column: 0.5 is the right half of the first one, below what stands there.
+        """
+        number, sockets = len(self.nodes) + 1, list(sockets)
+        height, below = TITLE + ROW * (len(values) + len(sockets)), self._below.get(int(column), 0)
+        node = {"id": number, "type": kind, "pos": [round(column * (WIDTH + GAP)), below], "size": [WIDTH, height]}
+        node |= {"flags": {"collapsed": True} if collapsed else {}, "order": number - 1, "mode": 0}
+        node["inputs"] = [{"name": name, "type": type_, "link": None} for name, type_ in sockets]
+        node["outputs"] = [{"name": name, "type": type_, "links": []} for name, type_ in outputs]
+        node |= {"properties": {"Node name for S&R": kind}, "widgets_values": values}
+        self.nodes.append(node)
+        self._below[int(column)] = below + (COLLAPSED if collapsed else height + GAP)
+        return number
+
+    def link(self, source: tuple[int, int], target: int, name: str) -> None:
+        """Link an output, (id, its place), to the input of a name."""
+        node, (origin, place) = self.nodes[target - 1], source
         slot = next(i for i, each in enumerate(node["inputs"]) if each["name"] == name)
-        output, number = self.nodes[source - 1]["outputs"][0], len(self.links) + 1
+        output, number = self.nodes[origin - 1]["outputs"][place], len(self.links) + 1
         node["inputs"][slot]["link"] = number
         output["links"].append(number)
-        self.links.append([number, source, 0, node["id"], slot, output["type"]])
+        self.links.append([number, origin, place, target, slot, output["type"]])
+
+    def note(self, text: str) -> None:
+        """Add a note at the left of all nodes, where reading starts."""
+        number = self.put("MarkdownNote", [text], (), (), -1)
+        height = min(NOTE_HIGHEST, TITLE + 18 * (2 + text.count("\n") + len(text) // 60))
+        self.nodes[number - 1] |= {"size": [WIDTH, height], "title": "Read me", **DARK}
 
     def document(self) -> dict[str, Any]:
         """Write the workflow as the editor saves it."""
@@ -93,25 +130,53 @@ class _Canvas:
         }
 
 
-def workflow_of(run: RunFile) -> dict[str, Any]:
+def workflow_of(
+    run: RunFile, models: Mapping[str, str] | None = None, family: str = "", note: str = ""
+) -> dict[str, Any]:
     """Write the workflow of a run; raises ValueError for settings that no nodes make.
 
-    Models are named as ComfyUI lists them: their files belong into its folders of models.
+    Models are named as ComfyUI lists them: their files belong into its folders of models. models, family: files of a
+    model that ComfyUI's own nodes load, by role, and its kind, one of FAMILIES. note: what a person reads first.
     """
     config = run.config
-    if config.base_model.connected is not None:
+    if config.base_model.connected is not None and models is None:
         raise ValueError(f"{run.name} trains on a model of other nodes, which its settings do not name.")
     canvas = _Canvas()
-    sources = {"base_model": _add_base(canvas, config.base_model), "dataset": _add_dataset(canvas, config)}
+    base = _add_base(canvas, config.base_model) if models is None else _add_loaders(canvas, config, models, family)
+    sources = {"base_model": base, "dataset": _add_dataset(canvas, config)}
     sources |= _add_optional(canvas, config)
     given = {**inputs_of(config.train), **inputs_of(config.existing), "name": run.name}
     canvas.add("AtelierTrain", given, sources, column=1)
+    if note:
+        canvas.note(note)
     document = canvas.document()
-    again = read_workflow(document, _AsWritten(config), "", connector()).config
-    if again != config:
-        wrong = _first_difference(again.to_dict(), config.to_dict())
+    again = read_workflow(document, _AsWritten(config), "", lambda *_: Chosen(config.base_model)).config
+    if _plain(again) != _plain(config):
+        wrong = _first_difference(_plain(again), _plain(config))
         raise ValueError(f"No workflow has the setting {wrong} of {run.name} beside its other settings.")
     return document
+
+
+def _plain(config: RunConfig) -> dict[str, Any]:
+    """Give the values of a configuration, its paths as paths: one that is open is "." once it was one."""
+    values = config.to_dict()
+    values["base_model"]["path"] = str(Path(values["base_model"]["path"]))
+    for concept in values["dataset"]["concepts"]:
+        concept["folder"] = str(Path(concept["folder"]))
+    return values
+
+
+def _add_loaders(canvas: _Canvas, config: RunConfig, models: Mapping[str, str], family: str) -> int:
+    """Add ComfyUI's own loaders of a model, and Use Connected Model."""
+    base, sources = config.base_model, []
+    for loader in loaders_of(models, family):
+        number = canvas.put(loader.kind, loader.values, (), [(name, name) for name in loader.outputs], 0)
+        sources += [(number, place) for place in range(len(loader.outputs))]
+    given = {**inputs_of(base), **(inputs_of(base.connected) if base.connected else {})}
+    number = canvas.add("AtelierConnectModel", given, {})
+    for name, source in zip(("model", "clip", "vae"), sources, strict=True):
+        canvas.link(source, number, name)
+    return number
 
 
 def _add_base(canvas: _Canvas, base: BaseModelConfig) -> int:
@@ -121,29 +186,19 @@ def _add_base(canvas: _Canvas, base: BaseModelConfig) -> int:
     return canvas.add("AtelierLoadBaseModel", {**given, "checkpoint": listed(base.path, ("checkpoints",))}, {})
 
 
-def listed(path: str, kinds: Iterable[str]) -> str:
-    """Name a model file as ComfyUI lists it: below the folder of its kind, else by its name alone."""
-    parts = PureWindowsPath(path).parts
-    for kind in (*kinds, "diffusers"):
-        if kind in parts[:-1]:
-            last = len(parts) - 1 - parts[::-1].index(kind)
-            return (DIFFUSERS if kind == "diffusers" else "") + "/".join(parts[last + 1 :])
-    return parts[-1] if parts else ""
-
-
 def _add_dataset(canvas: _Canvas, config: RunConfig) -> int:
     """Add the concepts one after another, each with its masks and augmentation unless the next one has the same."""
     concepts, before = config.dataset.concepts, 0
     for concept, after in zip(concepts, (*concepts[1:], None), strict=True):
         before = canvas.add("AtelierConceptDataset", _concept(concept), _sources(canvas, concept, before))
         if concept.masks and (after is None or after.masks != concept.masks):
-            before = canvas.add("AtelierMaskLoader", inputs_of(concept.masks), {"dataset": before})
+            before = canvas.add("AtelierMaskLoader", inputs_of(concept.masks), {"dataset": before}, collapsed=True)
         if concept.controls and (after is None or after.controls != concept.controls):
             folders = dict(zip(CONTROL_FOLDERS, concept.controls.folders, strict=False))
             given = {**inputs_of(concept.controls), **folders}
-            before = canvas.add("AtelierControlPictures", given, {"dataset": before})
+            before = canvas.add("AtelierControlPictures", given, {"dataset": before}, collapsed=True)
         if concept.augment and (after is None or after.augment != concept.augment):
-            before = canvas.add("AtelierAugment", inputs_of(concept.augment), {"dataset": before})
+            before = canvas.add("AtelierAugment", inputs_of(concept.augment), {"dataset": before}, collapsed=True)
     if not before:
         raise ValueError("The run has no pictures; write a concept with a folder.")
     return before
@@ -162,7 +217,7 @@ def _sources(canvas: _Canvas, concept: ConceptConfig, before: int) -> dict[str, 
         ("picture_settings", "AtelierPictures", concept, ConceptConfig(folder=concept.folder)),
     ):
         if any(getattr(of, row.name) != getattr(untouched, row.name) for row in FORMS[kind].inputs):
-            found[name] = canvas.add(kind, inputs_of(of), {})
+            found[name] = canvas.add(kind, inputs_of(of), {}, collapsed=True)
     return found
 
 
@@ -172,7 +227,7 @@ def _add_optional(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
 
     def add(name: str, kind: str, given: Mapping[str, Any], *, needed: bool) -> None:
         if needed:
-            found[name] = canvas.add(kind, given, {})
+            found[name] = canvas.add(kind, given, {}, 0.5, collapsed=True)
 
     sizes = {**inputs_of(train.buckets), "bucket_step": train.bucket_step}
     add("buckets", "AtelierBuckets", sizes, needed=train.buckets != BucketConfig() or train.bucket_step != 0)
@@ -204,15 +259,15 @@ def _add_lora(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
     lora, chain = config.lora, {}
     plain = lora.replace(start="", beneath=(), embeddings=())
     if plain != OPEN_LORA:
-        chain = {"lora_config": canvas.add("AtelierLoraConfig", inputs_of(plain), {})}
+        chain = {"lora_config": canvas.add("AtelierLoraConfig", inputs_of(plain), {}, 0.5, collapsed=True)}
     files = [(each.path, "beneath", each.strength) for each in lora.beneath]
     files += [(lora.start, "continue", 1.0)] if lora.start else []
     for path, use, strength in files:
         given = {"lora_name": listed(path, ("loras",)), "use": use, "strength": strength}
-        chain = {"lora_config": canvas.add("AtelierExistingLora", given, chain)}
+        chain = {"lora_config": canvas.add("AtelierExistingLora", given, chain, 0.5, collapsed=True)}
     for word in lora.embeddings:
         given = {**inputs_of(word), "init_text": word.init}
-        chain = {"lora_config": canvas.add("AtelierEmbedding", given, chain)}
+        chain = {"lora_config": canvas.add("AtelierEmbedding", given, chain, 0.5, collapsed=True)}
     return chain
 
 

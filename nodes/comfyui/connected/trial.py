@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ....trainer_core.common.disk_errors import reason
+from ....trainer_core.common.exact import exact
 from ....trainer_core.common.wording import count, names
 from ....trainer_core.memory import LEVELS, copied_before_written, keep_activations, recompute
 from ....trainer_core.models.base import Unit
@@ -157,8 +158,8 @@ def recomputes(
             layer.zero_grad(set_to_none=True)
     if len(plain) != len(again):
         return False
-    difference = sum((a - b).double().square().sum() for a, b in zip(plain, again, strict=True))
-    return bool(difference <= bound**2 * sum(a.double().square().sum() for a in plain))
+    difference = sum(exact(a - b).square().sum() for a, b in zip(plain, again, strict=True))
+    return bool(difference <= bound**2 * sum(exact(a).square().sum() for a in plain))
 
 
 def bytes_kept(run: Callable[[], Tensor], blocks: Sequence[Unit]) -> list[int]:

@@ -111,3 +111,35 @@ def test_notes_and_muted_nodes_vanish_with_their_links() -> None:
         links=[[1, 3, 0, 7, 0, "MODEL"]],
     )
     assert inputs == {"7": {"seed": 1, "steps": 2, "mode": "x", "note": ""}}
+
+
+def socket(name: str, kind: str, link: int | None = None) -> dict:
+    """Build an input of a node."""
+    return {"name": name, "type": kind, "link": link}
+
+
+def test_wires_of_other_packs_are_followed():
+    loader = node(1, "Loader", ["a.safetensors"], outputs=[{"name": "MODEL", "type": "MODEL"}])
+    sender = node(2, "SetNode", ["m"], [socket("MODEL", "MODEL", 1)])
+    getter = node(3, "GetNode", ["m"])
+    reroute = node(4, "Reroute (rgthree)", [], [socket("", "*", 2)])
+    switch = node(5, "Any Switch (rgthree)", [], [socket("any_01", "MODEL"), socket("any_02", "MODEL", 3)])
+    sampler = node(6, "Sampler", [3, "fixed", 20, "x", ""], [socket("model", "MODEL", 4)])
+    links = [[1, 1, 0, 2, 0, "MODEL"], [2, 3, 0, 4, 0, "MODEL"], [3, 4, 0, 5, 1, "MODEL"], [4, 5, 0, 6, 0, "MODEL"]]
+    found = convert(loader, sender, getter, reroute, switch, sampler, links=links)
+    assert found["6"]["model"] == ["1", 0] and not {"2", "3", "4"} & found.keys()
+
+
+def test_what_is_sent_everywhere_reaches_open_inputs_of_its_type():
+    loader = node(1, "Loader", ["a.safetensors"], outputs=[{"name": "MODEL", "type": "MODEL"}])
+    everywhere = node(2, "Anything Everywhere", [], [socket("anything", "MODEL", 1)])
+    named = node(3, "Anything Everywhere?", ["Other", ".*", ".*"], [socket("anything", "MASK", 2)])
+    sampler = node(4, "Sampler", [3, "fixed", 20, "x", ""], [socket("model", "MODEL"), socket("mask", "MASK")])
+    links = [[1, 1, 0, 2, 0, "MODEL"], [2, 1, 0, 3, 0, "MASK"]]
+    found = convert(loader, everywhere, named, sampler, links=links)
+    assert found["4"]["model"] == ["1", 0] and "mask" not in found["4"] and found.keys() == {"1", "4"}
+
+
+def test_a_group_node_is_refused_by_its_name():
+    with pytest.raises(ValueError, match="it holds the group node My group"):
+        convert(node(1, "workflow>My group", []))

@@ -5,10 +5,16 @@ import json
 import pytest
 
 from lora_atelier.trainer_core.commands import main
+from lora_atelier.trainer_core.commands.convert import LINKED
 from lora_atelier.trainer_core.config import SchedulerConfig
 from lora_atelier.trainer_core.workflow.connecting import connector
-from lora_atelier.trainer_core.workflow.foreign import read_arguments, read_foreign
+from lora_atelier.trainer_core.workflow.foreign import onetrainer, read_foreign, sd_scripts
+from lora_atelier.trainer_core.workflow.foreign.onetrainer import read_onetrainer
+from lora_atelier.trainer_core.workflow.foreign.sd_scripts import LISTS, read_sd_scripts
+from lora_atelier.trainer_core.workflow.foreign.texts import arguments, read_script
+from lora_atelier.trainer_core.workflow.importing import bring
 from lora_atelier.trainer_core.workflow.places import Folders
+from lora_atelier.trainer_core.workflow.read import read_workflow
 from lora_atelier.trainer_core.workflow.run_file import read_open, read_run
 
 SCRIPT = r"""#!/bin/bash
@@ -101,24 +107,20 @@ def test_what_does_not_act_beside_the_other_settings_is_left_out(tmp_path):
     toml += 'train_data_dir = "/d"\nlr_scheduler = "cosine"\nlr_scheduler_num_cycles = 1\nlr_scheduler_power = 1\n'
     found = read_foreign(saved(tmp_path, "train.toml", toml))
     assert read_open(found.values).scheduler == SchedulerConfig()
-    assert found.left == [
-        "scheduler.cycles = 1",
-        "scheduler.power = 1.0",
-        "objective.huber_schedule = 'snr'",
-    ]
+    assert found.left == []
     plain = {"learning_rate_scheduler": "CONSTANT", "learning_rate_cycles": 1.0, "peft_type": "LOHA"}
     plain |= {"training_method": "LORA", "base_model_name": "/m/b.safetensors", "dropout_probability": 0.1}
     plain |= {"concepts": [{"path": "/d/cats"}]}
     found = read_foreign(saved(tmp_path, "plain.json", json.dumps(plain)))
     config = read_open(found.values)
     assert (config.scheduler.name, config.lora.algorithm, config.lora.dropout) == ("constant", "loha", 0)
-    assert sorted(found.left) == ["lora.dropout = 0.1", "scheduler.cycles = 1"]
+    assert found.left == []
 
 
 def test_a_command_line_of_sd_scripts_is_read(tmp_path):
     found = read_foreign(saved(tmp_path, "train.sh", SCRIPT))
     config = read_open(found.values)
-    assert found.name == "cat" and found.left == ["network_args odd = '3'", "alpha_mask = True"]
+    assert found.name == "cat" and found.left == ["network_args odd = '3'"]
     base, lora, optimizer, train = config.base_model, config.lora, config.optimizer, config.train
     assert (base.path, base.clip_skip, base.precision) == ("/models/base.safetensors", 2, "bfloat16")
     assert base.prediction == "v_prediction" and config.memory.checkpointing == "full"
@@ -134,6 +136,7 @@ def test_a_command_line_of_sd_scripts_is_read(tmp_path):
     assert (config.saves.save_every, config.saves.save_unit) == (2, "epochs")
     (concept,) = config.dataset.concepts
     assert concept.folder == "/data/cat" and concept.flip and concept.folder_repeats
+    assert concept.masks is not None and concept.masks.source == "alpha"
     captions = concept.captions
     assert (captions.shuffle, captions.keep, captions.extensions) == (True, 1, (".tags",))
 
@@ -143,8 +146,8 @@ def test_a_toml_of_sd_scripts_is_read_with_its_datasets(tmp_path):
     saved(tmp_path, "prompts.txt", "# comment\na cat --d 5\n\na dog\n")
     found = read_foreign(saved(tmp_path, "config.toml", FLAT))
     config = read_open(found.values)
-    assert found.left == ["dataset face_crop_aug_range = '2.0,4.0'"]
-    assert (config.train.steps, config.train.resolution, config.train.batch_size) == (500, 768, 2)
+    assert found.left == ["face_crop_aug_range = '2.0,4.0'"]
+    assert (config.train.steps, config.train.buckets.resolutions, config.train.batch_size) == (500, ("768x768",), 2)
     assert config.optimizer.name == "prodigy" and config.optimizer.part_rates == (0.0002, 0, 0)
     cats, reg = config.dataset.concepts
     assert (cats.folder, cats.repeats, cats.captions.class_prompt) == (str(tmp_path / "cats"), 10, "a cat")
@@ -170,7 +173,7 @@ def test_a_configuration_of_onetrainer_is_read(tmp_path):
     assert (config.base_model.precision, config.base_model.weights) == ("bfloat16", "float8")
     assert (config.optimizer.name, config.optimizer.part_rates) == ("adamw8bit", (0.0003, 0.0001, 0))
     assert config.optimizer.options["weight_decay"] == 0.02
-    assert (config.scheduler.name, config.scheduler.warmup_steps) == ("cosine", 100)
+    assert (config.scheduler.name, config.scheduler.warmup_steps) == ("expression", 100)
     assert (config.lora.rank, config.lora.alpha, config.objective.min_snr_gamma) == (16, 8, 5)
     cats, held = config.dataset.concepts
     assert (cats.repeats, cats.captions.shuffle, cats.captions.keep, cats.recursive) == (2, True, 1, False)
@@ -183,7 +186,7 @@ def test_import_writes_a_toml_and_its_workflow(tmp_path, monkeypatch, capsys):
     saved(tmp_path, "train.sh", SCRIPT)
     assert main(["import", "train.sh"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("Saved as train-atelier.toml and train-atelier.json.") and "  alpha_mask = True" in said
+    assert said.startswith("Saved as train-atelier.toml and train-atelier.json.") and "- network_args odd = '3'" in said
     run = read_run(tmp_path / "train-atelier.toml", Folders())
     again = read_run(tmp_path / "train-atelier.json", Folders(), (), "", connector())
     assert run.name == again.name == "cat" and run.config.lora == again.config.lora
@@ -195,12 +198,22 @@ def test_import_writes_a_toml_and_its_workflow(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("x.json", "{}", "it is no configuration of OneTrainer"),
+        ("x.json", "{}", "it is no file of a trainer"),
         ("x.json", "{", "not JSON"),
         ("x.toml", "a = ", "not TOML"),
-        ("x.toml", "a = 1", "it names no base model"),
-        ("x.sh", "echo hello", "it names no base model"),
-        ("x.sh", 'python train_network.py --a "b', "its command line cannot be split"),
+        ("x.toml", "a = 1", "it is no file of a trainer"),
+        ("x.toml", "", "it is empty"),
+        ("x.sh", "echo hello", "it holds no command that trains"),
+        ("x.sh", "pip install --upgrade torch", "it holds no command that trains"),
+        ("x.yaml", "a: [1", "it is no YAML"),
+        ("x.yaml", "config:\n  process: []", "it holds 0 jobs that train"),
+        (
+            "x.toml",
+            'pretrained_model_name_or_path = "m"\nnetwork_module = "networks.oft"',
+            "its network_module networks.oft",
+        ),
+        ("x.toml", 'pretrained_model_name_or_path = "m"\nlr_scheduler_type = "x.Odd"', "its lr_scheduler_type x.Odd"),
+        ("x.json", '{"training_method": "EMBEDDING"}', "its training_method is EMBEDDING"),
         ("x.toml", 'pretrained_model_name_or_path = "m"\nnetwork_dim = -4', "lora.rank is -4"),
     ],
 )
@@ -212,5 +225,208 @@ def test_what_cannot_be_imported_is_refused_in_one_sentence(tmp_path, capsys, na
 
 
 def test_arguments_are_split_as_a_shell_does():
-    found = read_arguments('python train_network.py --a=1 --b "x y" --c --d 1 2 3 # --e\n')
-    assert found == {"": "train_network.py", "a": "1", "b": "x y", "c": True, "d": ["1", "2", "3"]}
+    command = read_script('python train_network.py --a=1 --b "x y" --c --network_args 1 2 3 # --e\n', ".sh")
+    assert command.program == "train_network.py"
+    found, left = arguments(command.words, LISTS)
+    assert found == {"a": "1", "b": "x y", "c": True, "network_args": ["1", "2", "3"]} and left == []
+
+
+SHELLS = {
+    ".sh": r"""
+DIM=8
+ARGS=(
+  --learning_rate 1e-4  # slow
+  --seed=3
+)
+if [[ $DIM == 8 ]]; then
+  ARGS+=("--sdpa")
+fi
+echo train_network.py --network_dim 1
+accelerate launch train_network.py \
+  --network_dim $DIM "${ARGS[@]}" --train_data_dir="${DATA:-D:/a b}"
+""",
+    ".bat": r"""@echo off
+rem train_network.py
+set DIM=8
+set SDPA=--sdpa
+python train_network.py --network_dim %DIM% ^
+ --learning_rate 1e-4 --seed 3 %SDPA% --train_data_dir "D:/a b"
+""",
+    ".ps1": r"""
+$dim = 8
+$ext = [System.Collections.ArrayList]::new()
+if ($dim -eq 8) {
+  [void]$ext.Add("--sdpa")
+} else {
+  [void]$ext.Add("--xformers")
+}
+accelerate launch "./train_network.py" `
+  --network_dim=$dim `
+  # a comment
+  --learning_rate=1e-4 --seed 3 $ext --train_data_dir="D:/a b"
+""",
+}
+
+
+@pytest.mark.parametrize("suffix", SHELLS)
+def test_scripts_of_three_shells_say_the_same(suffix):
+    command = read_script(SHELLS[suffix], suffix)
+    found, left = arguments(command.words, LISTS)
+    assert found == {
+        "network_dim": "8", "learning_rate": "1e-4", "seed": "3", "sdpa": True, "train_data_dir": "D:/a b",
+    }  # fmt: skip
+    assert left == [] and command.open == [] and command.unsure == []
+
+
+def test_what_a_script_leaves_open_is_told(tmp_path):
+    text = "if [ -f x ]; then\n  EXTRA=--sdpa\nfi\npython train_network.py --network_dim=8 $MORE --seed 1\n"
+    found = read_foreign(saved(tmp_path, "a.sh", text))
+    assert any("$MORE" in each for each in found.open) and any("--sdpa" in each for each in found.open)
+
+
+def test_what_a_file_leaves_out_is_the_programs_default(tmp_path):
+    plain = 'pretrained_model_name_or_path = "m"\ntrain_data_dir = "/d"\n'
+    config = read_open(read_foreign(saved(tmp_path, "a.toml", plain)).values)
+    assert (config.lora.rank, config.lora.alpha, config.scheduler.name) == (4, 1, "constant")
+    assert config.optimizer.part_rates == (2e-6, 2e-6, 0) and config.train.steps == 1600
+    assert config.dataset.concepts[0].captions.dropout == 0
+    config = read_open(read_foreign(saved(tmp_path, "b.json", json.dumps({"training_method": "LORA"}))).values)
+    assert (config.lora.rank, config.lora.alpha, config.train.epochs) == (16, 1, 100)
+    assert (config.optimizer.text_encoder_stop, config.optimizer.stop_unit) == (30, "epochs")
+
+
+def test_a_rate_of_0_is_not_trained_and_an_estimator_stays_one(tmp_path):
+    plain = 'pretrained_model_name_or_path = "m"\nlearning_rate = 1.0\ntext_encoder_lr = 0.0\n'
+    config = read_open(read_foreign(saved(tmp_path, "a.toml", plain + 'optimizer_type = "DAdaptAdam"')).values)
+    assert config.optimizer.part_rates == (1, 0, 0) and config.optimizer.options["optimizer"] == "DAdaptAdam"
+    config = read_open(read_foreign(saved(tmp_path, "b.toml", plain + 'optimizer_type = "Prodigy"')).values)
+    assert config.optimizer.name == "prodigy" and config.optimizer.options["safeguard_warmup"] is False
+
+
+def test_a_dump_of_defaults_leaves_nothing(tmp_path):
+    dump = {name: value for name, value in sd_scripts.DEFAULTS.items() if name not in ("num_repeats", "batch_size")}
+    dump |= {"pretrained_model_name_or_path": "m", "seed": None, "unet_lr": None, "vae": "", "color_aug": False}
+    found = read_sd_scripts({**dump, "train_data_dir": "/d"}, tmp_path)
+    assert found.left == [] and read_open(found.values).train.steps == 1600
+    found = read_onetrainer({**onetrainer.DEFAULTS, "training_method": "LORA"}, tmp_path)
+    assert found.left == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])
+def test_files_of_other_encodings_are_read(tmp_path, encoding):
+    path = tmp_path / "a.toml"
+    path.write_bytes('pretrained_model_name_or_path = "m"\noutput_name = "für"\nnetwork_dim = 8\n'.encode(encoding))
+    found = read_foreign(path)
+    assert found.name == "für" and found.values["lora"]["rank"] == 8
+
+
+GUI = {
+    "LoRA_type": "LyCORIS/LoKr", "pretrained_model_name_or_path": "m", "train_data_dir": "D:/cats", "factor": 8,
+    "network_dim": 16, "network_alpha": 4, "conv_dim": 8, "conv_alpha": 1, "LyCORIS_preset": "attn-mlp", "epoch": 3,
+    "max_train_steps": 0, "lr_warmup": 10, "lr_scheduler": "cosine", "optimizer": "AdamW", "learning_rate": 1e-4,
+    "optimizer_args": '"weight_decay=0.1" "betas=.9,.99"', "unet_lr": 2e-4, "text_encoder_lr": 0, "noise_offset": 0.05,
+    "noise_offset_type": "Multires", "multires_noise_iterations": 6, "t5xxl": "x", "sdxl": False, "min_snr_gamma": 0,
+    "max_resolution": "512,768", "enable_bucket": True, "bucket_reso_steps": 1, "caption_extension": ".txt",
+    "wandb_api_key": "SECRET", "some_api_token": "SECRET",
+}  # fmt: skip
+
+
+def test_a_configuration_of_kohya_ss_is_read(tmp_path):
+    found = read_foreign(saved(tmp_path, "a.json", json.dumps(GUI)))
+    config = read_open(found.values)
+    assert (config.lora.algorithm, config.lora.factor, config.lora.rank, config.lora.alpha) == ("lokr", 8, 16, 4)
+    assert config.optimizer.part_rates == (2e-4, 0, 0) and config.optimizer.options["beta2"] == 0.99
+    assert (config.train.epochs, config.scheduler.warmup_steps, config.scheduler.warmup_unit) == (3, 10, "percent")
+    assert config.objective.noise_offset == 0 and config.objective.pyramid_iterations == 6
+    assert config.train.bucket_step == 8 and "bucket_reso_steps = 1" in found.left
+    assert "some_api_token" in found.left and not any("SECRET" in each for each in found.left)
+
+
+def test_nested_sections_and_datasets_of_their_own_sizes_are_read(tmp_path):
+    easy = """
+[[subsets]]
+image_dir = "/d/cat"
+num_repeats = 5
+[general_args.args]
+pretrained_model_name_or_path = "m"
+max_train_epochs = 2
+[general_args.dataset_args]
+resolution = 640
+batch_size = 2
+[network_args.args]
+network_dim = 32
+[network_args.args.network_args]
+algo = "loha"
+"""
+    config = read_open(read_foreign(saved(tmp_path, "a.toml", easy)).values)
+    assert (config.lora.algorithm, config.lora.rank, config.train.batch_size) == ("loha", 32, 2)
+    assert config.dataset.concepts[0].repeats == 5
+    two = """
+pretrained_model_name_or_path = "m"
+[general]
+enable_bucket = true
+[[datasets]]
+resolution = 512
+{}
+  [[datasets.subsets]]
+  image_dir = "/a"
+[[datasets]]
+resolution = 1024
+{}
+  [[datasets.subsets]]
+  image_dir = "/b"
+"""
+    config = read_open(read_foreign(saved(tmp_path, "b.toml", two.format("", ""))).values)
+    assert [each.resolutions for each in config.dataset.concepts] == [("512",), ("1024",)]
+    with pytest.raises(ValueError, match="batches of 2 and 4"):
+        read_foreign(saved(tmp_path, "c.toml", two.format("batch_size = 2", "batch_size = 4")))
+
+
+JOB = """
+job: extension
+config:
+  name: cat
+  process:
+    - type: sd_trainer
+      trigger_word: mychar
+      network: {type: lora, linear: 16, linear_alpha: 8}
+      save: {dtype: bf16, save_every: 250}
+      datasets:
+        - {folder_path: /d/cats, caption_ext: txt, resolution: [512, 768], caption_dropout_rate: 0.05, flip_x: true}
+      train: {steps: 2000, batch_size: 2, lr: 1e-4, optimizer: adamw8bit, noise_scheduler: flowmatch, dtype: bf16,
+              ema_config: {use_ema: true, ema_decay: 0.99}, odd: 3}
+      model: {name_or_path: black-forest-labs/FLUX.1-dev, is_flux: true, quantize: true}
+      sample: {sample_every: 100, prompts: ["a cat --ctrl_img x.png --odd 3"], width: 640, height: 512}
+"""
+
+
+def test_a_job_of_ai_toolkit_becomes_a_graph_with_comfyuis_loaders(tmp_path):
+    path = saved(tmp_path, "a.yaml", JOB)
+    found = bring(path)
+    kinds = [node["type"] for node in found.workflow["nodes"]]
+    assert {"UNETLoader", "DualCLIPLoader", "VAELoader", "AtelierConnectModel", "MarkdownNote"} <= set(kinds)
+    assert "train.odd = 3" in found.report and "sample prompt --odd" in found.report and found.text == ""
+    read = read_foreign(path)
+    assert read.family == "flux" and read.models["diffusion_model"] == "black-forest-labs/FLUX.1-dev"
+    run = read_workflow(found.workflow, Folders(), "", lambda *_: LINKED).config
+    assert (run.lora.rank, run.lora.alpha, run.train.steps, run.optimizer.ema_decay) == (16, 8, 2000, 0.99)
+    assert run.dataset.concepts[0].resolutions == ("512", "768") and run.sample.prompts == ("a cat --ci x.png",)
+
+
+def test_what_a_file_leaves_open_is_named_at_its_node(tmp_path):
+    found = bring(saved(tmp_path, "a.toml", "network_dim = 8\nnetwork_alpha = 4\nmax_train_steps = 10\n"))
+    kinds = {str(node["id"]): node["type"] for node in found.workflow["nodes"]}
+    assert {kinds[node] for node in found.open} == {"AtelierLoadBaseModel", "AtelierConceptDataset"}
+    assert "Choose these before you train" in found.report
+
+
+def test_files_that_a_file_names_are_read_from_its_own_folder_alone(tmp_path):
+    (tmp_path / "outside.toml").write_text("max_train_steps = 7\n", encoding="utf-8")
+    folder = tmp_path / "own"
+    folder.mkdir()
+    text = f"python train_network.py --pretrained_model_name_or_path m --config_file {tmp_path / 'outside.toml'}"
+    found = read_foreign(saved(folder, "a.sh", text))
+    assert found.values["train"]["steps"] == 1600 and any("outside.toml" in each for each in found.open)
+    (folder / "in.toml").symlink_to(tmp_path / "outside.toml")
+    found = read_foreign(saved(folder, "b.sh", text.replace(str(tmp_path / "outside.toml"), "in.toml")))
+    assert found.values["train"]["steps"] == 1600

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ...common.exact import exact
+
 Parts = Mapping[str, Any]  # of Tensor, or None for a part that a form does not have
 ALPHA, MAGNITUDE, BIAS = "alpha", "dora_scale", "diff_b"  # parts that layers of several kinds may have
 BESIDE = {ALPHA: (ALPHA,), MAGNITUDE: (MAGNITUDE,)}  # endings of such parts
@@ -92,7 +94,7 @@ class FileForm:
     @classmethod
     def norm_of(cls, parts: Parts, alpha: float) -> float:
         """Compute the Frobenius norm of the delta; not for `of_weight`."""
-        return float(cls.delta_of({part: tensor.float() for part, tensor in parts.items()}, alpha).double().norm())
+        return float(exact(cls.delta_of({part: tensor.float() for part, tensor in parts.items()}, alpha)).norm())
 
     @classmethod
     def fits(cls, parts: Parts, weight: torch.Size) -> bool:

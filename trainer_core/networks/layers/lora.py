@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...common.axes import convolve
+from ...common.exact import exact
 from ...common.rng import generator
 from .dora import frozen_weight
 from .form import LowRank, Parts, scale_of, with_core
@@ -193,7 +194,7 @@ class LoraLayer(ProductLayer):
     @classmethod
     def norm_of(cls, parts: Parts, alpha: float) -> float:
         """Compute the norm from rank x rank products, in float64."""
-        up, down, scale, _ = cls.product_of({part: tensor.double() for part, tensor in parts.items()}, alpha)
+        up, down, scale, _ = cls.product_of({part: exact(tensor) for part, tensor in parts.items()}, alpha)
         return scale * float(pair_norm(up, down))
 
     @classmethod

@@ -1,0 +1,77 @@
+import { app } from "../../scripts/app.js";
+import { refuse } from "./failures.js";
+import { ask, toast } from "./parts.js";
+import { t } from "./words.js";
+
+// Settings of other trainers become a workflow: dropped on the canvas, or chosen from the menu. What the server reads
+// out of them stands in the workflow as a note, and what is still to be chosen stands on its nodes.
+
+const KINDS = [".toml", ".yaml", ".yml", ".json", ".sh", ".bat", ".cmd", ".ps1", ".env", ".txt"];
+const LARGEST = 2 ** 20; // bytes of a file
+const READABLE = 0.6, MARGIN = 150; // the scale at which the classic renderer draws words; pixels left and above
+
+/** @param {File} file */
+const isSettings = ({ name, size }) => size <= LARGEST && KINDS.some((kind) => name.toLowerCase().endsWith(kind));
+
+// Whether a file is the editor's own: a workflow, a prompt, or a list of templates.
+/** @param {File} file */
+async function isOwn(file) {
+  if (!file.name.toLowerCase().endsWith(".json")) return false;
+  try {
+    const values = JSON.parse(await file.text()), nodes = values?.nodes ?? Object.values(values ?? {});
+    return Array.isArray(values?.nodes) || Array.isArray(values?.templates) ||
+      nodes.some((/** @type {any} */ node) => node?.class_type !== undefined);
+  } catch {
+    return false; // the server says what is wrong with it
+  }
+}
+
+/** @param {Blob} file @returns {Promise<string>} */
+async function encoded(file) {
+  const letters = Array.from(new Uint8Array(await file.arrayBuffer()), (byte) => String.fromCharCode(byte));
+  return btoa(letters.join(""));
+}
+
+// files: the settings first, then what they name, such as a list of datasets.
+/** @param {File[]} files */
+async function bring(files) {
+  const sent = await Promise.all(files.map(async (file) => ({ name: file.name, content: await encoded(file) })));
+  const answer = await ask("/atelier/import", { files: sent });
+  if (answer.error) return toast(answer);
+  await app.loadGraphData(answer.workflow, true, true, answer.name);
+  await app.extensionManager.command.execute("Comfy.Canvas.FitView");
+  const { ds } = app.canvas;
+  if (ds.scale < READABLE) { // then from its upper left corner, where the note stands
+    const [x, y] = [0, 1].map((axis) => Math.min(...(app.graph?.nodes ?? []).map(({ pos }) => pos[axis])));
+    ds.scale = READABLE;
+    ds.offset = [MARGIN - x, MARGIN - y];
+    app.canvas.setDirty(true, true);
+  }
+  refuse(answer.open);
+}
+
+function choose() {
+  const field = Object.assign(document.createElement("input"), { type: "file", multiple: true, accept: KINDS.join(",") });
+  field.addEventListener("change", () => {
+    const files = [...field.files ?? []];
+    const large = files.find((file) => !isSettings(file));
+    if (large) toast({ error: t("{0} is no file of settings, or larger than 1 MiB; choose another.", large.name) });
+    else if (files.length) bring(files);
+  });
+  field.click();
+}
+
+app.registerExtension({
+  name: "atelier.import",
+  commands: [{ id: "Atelier.Import", label: t("Import settings of another trainer…"), icon: "pi pi-file-import",
+    function: choose }],
+  menuCommands: [{ path: ["Extensions", "LoRA Atelier"], commands: ["Atelier.Import"] }],
+  setup() {
+    const handle = app.handleFile;
+    if (!handle) return; // a later editor takes dropped files elsewhere; the menu stays
+    /** @param {File} file @param {unknown[]} rest */
+    app.handleFile = async function (file, ...rest) {
+      return isSettings(file) && !(await isOwn(file)) ? bring([file]) : handle.call(this, file, ...rest);
+    };
+  },
+});

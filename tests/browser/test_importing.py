@@ -1,0 +1,51 @@
+"""Settings of another trainer, dropped on the canvas: a graph, a note of what became of them, and what is open."""
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+DROP = """([name, text]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([text], name));
+    document.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+}"""
+KINDS = "() => window.app.graph.nodes.map(node => node.comfyClass ?? node.type).sort()"
+NOTE = "() => window.app.graph.nodes.find(node => node.type === 'MarkdownNote')?.widgets[0].value"
+TOML = """
+[training]
+network_dim = 16
+network_alpha = 8
+learning_rate = 1e-4
+max_train_steps = 500
+odd_setting = 3
+train_data_dir = "cats"
+pretrained_model_name_or_path = "D:\\\\models\\\\base.safetensors"
+"""
+
+
+def test_a_dropped_file_becomes_a_graph_with_a_report(editor) -> None:
+    page = editor.page
+    editor.run(DROP, ["cats.toml", TOML])
+    page.wait_for_function("() => window.app.graph.nodes.some(node => node.comfyClass === 'AtelierTrain')")
+    editor.settle()
+    kinds = editor.run(KINDS)
+    assert {"AtelierLoadBaseModel", "AtelierConceptDataset", "AtelierLoraConfig", "MarkdownNote"} <= set(kinds)
+    note = editor.run(NOTE)
+    assert "odd_setting = 3" in note and "steps of Train LoRA: 500" in note
+    editor.screenshot(f"imported-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+
+
+def test_a_file_that_cannot_be_read_is_named_in_a_sentence(editor) -> None:
+    """A workflow goes to the editor, as before."""
+    page = editor.page
+    editor.run(DROP, ["broken.toml", "steps = = 3"])
+    page.get_by_text("broken.toml cannot be imported").first.wait_for()
+    editor.run(
+        DROP,
+        [
+            "own.json",
+            '{"nodes": [{"id": 1, "type": "Note", "pos": [0, 0], "size": [200, 100], "flags": {}, '
+            '"order": 0, "mode": 0, "properties": {}, "widgets_values": ["mine"]}], "links": [], "version": 0.4}',
+        ],
+    )
+    page.wait_for_function("() => window.app.graph.nodes.length === 1 && window.app.graph.nodes[0].type === 'Note'")

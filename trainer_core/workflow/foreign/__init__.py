@@ -1,0 +1,56 @@
+"""Read the settings of other trainers as they mean them: a module per program, which gives an `Imported`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...common.json_files import parse_json
+from ..toml_text import read_toml
+from . import ai_toolkit, easy, kohya_gui, onetrainer, sd_scripts
+from .imported import Imported
+from .texts import LARGEST, decode, read_yaml
+
+__all__ = ["Imported", "read_foreign"]
+Readers = tuple[tuple[Callable[[Any], bool], Callable[[Any, Path], Imported]], ...]
+# How a program's values are told, and read; the first that fits counts.
+TABLES: Readers = (
+    (easy.recognises, easy.read_easy),
+    (sd_scripts.recognises, lambda values, folder: sd_scripts.read_sd_scripts(sd_scripts.flat(values), folder)),
+)
+OBJECTS: Readers = (
+    (ai_toolkit.recognises, ai_toolkit.read_ai_toolkit),
+    (onetrainer.recognises, onetrainer.read_onetrainer),
+    (onetrainer.recognises_concepts, onetrainer.read_concepts),
+    (kohya_gui.recognises, kohya_gui.read_kohya_gui),
+    (lambda values: isinstance(values, dict) and "datasets" in values, sd_scripts.read_sd_scripts),
+)
+
+
+def read_foreign(path: Path) -> Imported:
+    """Read a file of another trainer; raises ValueError in words for one that no program here has written."""
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise ValueError(f"larger than {LARGEST // 2**20} MiB")
+    text, kind = decode(content), path.suffix.lower()
+    if not text.strip():
+        raise ValueError("it is empty; choose the file with the settings")
+    if kind == ".json":
+        found = _first(OBJECTS, parse_json(text), path.parent)
+    elif kind == ".toml":
+        found = _first(TABLES, read_toml(text), path.parent)
+    elif kind in (".yaml", ".yml"):
+        found = _first(OBJECTS, read_yaml(text), path.parent)
+    else:
+        found = sd_scripts.read_file(text, kind, path.parent)
+    found.drop_without_effect()
+    return found
+
+
+def _first(readers: Readers, values: Any, folder: Path) -> Imported:
+    for recognises, read in readers:
+        if recognises(values):
+            return read(values, folder)
+    raise ValueError("it is no file of a trainer that can be read here; docs/coming-from.md lists them")

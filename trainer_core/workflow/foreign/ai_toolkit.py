@@ -1,0 +1,307 @@
+"""Read the YAML or JSON of ai-toolkit: one job that trains a LoRA.
+
+Source of names and defaults: its config_modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .imported import Given, Imported
+from .sd_scripts import number, on, put_optimizer, put_prompts, put_warmup, take
+
+PROGRAM = "ai-toolkit"
+TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
+NETWORK = {"type": "lora", "linear": 4, "linear_alpha": 1.0, "conv_alpha": 1.0}
+TRAIN = {
+    "noise_scheduler": "ddpm", "steps": 1000, "lr": 1e-6, "optimizer": "adamw", "lr_scheduler": "constant",
+    "max_grad_norm": 1.0, "train_unet": True, "batch_size": 1, "dtype": "fp32", "gradient_accumulation_steps": 1,
+    "gradient_accumulation": 1, "gradient_checkpointing": True, "loss_type": "mse", "timestep_type": "sigmoid",
+    "content_or_style": "balanced", "diff_output_preservation_multiplier": 1.0,
+    "diff_output_preservation_class": "", "noise_offset": 0.0,
+}  # fmt: skip
+SAVE = {"save_every": 1000, "dtype": "float16", "max_step_saves_to_keep": 5}
+SAMPLE = {"sample_every": 100, "width": 512, "height": 512, "guidance_scale": 7, "sample_steps": 20, "seed": 0}
+DATASET = {"resolution": 512, "caption_ext": ".txt", "num_repeats": 1, "loss_multiplier": 1.0, "network_weight": 1.0}
+PRECISIONS = {"fp32": "float32", "float32": "float32", "float": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+PRECISIONS |= {"fp16": "float16", "float16": "float16", "half": "float16"}
+LOSSES = {"mse": "mse", "mae": "l1", "huber": "huber_true", "smooth_l1": "smooth_l1"}
+SCHEDULES = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "cosine": "cosine",
+    "cosine_with_restarts": "cosine_with_restarts",
+    "linear": "linear",
+}
+FAMILIES = {"sdxl": "", "sd1": "", "sd2": "", "sd": "", "ssd": "", "vega": "", "sd3": "sd3", "flex1": "flux"} | {
+    "flex2": "flux", "flux": "flux", "flux_kontext": "flux", "flux2": "flux2", "zimage": "z_image", "wan21": "wan",
+    "wan22": "wan", "qwen_image": "qwen_image", "chroma": "chroma", "lumina2": "lumina2", "hidream": "hidream",
+    "omnigen2": "omnigen2", "pixart": "pixart", "pixart_sigma": "pixart",
+}  # fmt: skip
+FLAGS = {"is_flux": "flux", "is_v3": "sd3", "is_auraflow": "auraflow", "is_pixart": "pixart", "is_lumina2": "lumina2"}
+WITHOUT_EFFECT = frozenset({
+    "type", "training_folder", "device", "sqlite_db_path", "performance_log_every", "logging", "meta", "config_file",
+    "disable_sampling", "skip_first_sample", "cache_latents", "cache_latents_to_disk", "cache_text_embeddings",
+    "push_to_hub", "hf_private", "hf_repo_id", "sampler", "walk_seed", "quantize", "quantize_te", "qtype", "qtype_te",
+    "low_vram", "arch", "is_xl", "is_v2", "dtype", "force_first_sample", "unload_text_encoder", "save_format",
+    "attention_backend", "bypass_guidance_embedding", "trigger_word", "num_workers", "prefetch_factor", "buckets",
+    "bucket_tolerance", "num_frames", "fps", "compile", "layer_offloading", "neg", "prompts", "samples", "seed",
+    "xformers", "sdp", "layer_offloading_transformer_percent", "layer_offloading_text_encoder_percent", "lokr_factor",
+    "lokr_full_rank", "old_lokr_format", "conv_alpha", "conv", "shrink_video_to_frames", "do_i2v", "guidance_scale",
+    "diff_output_preservation_class", "diff_output_preservation_multiplier", "lr_scheduler_params", "model_kwargs",
+    "linear_timesteps", "linear_timesteps2", "target_noise_multiplier", "control_path", "free_u", "network_kwargs",
+    "standardize_images", "is_reg", "cache_clip_vision_to_disk", "extras_name_or_path", "auto_memory", "num_repeats",
+})  # fmt: skip
+
+
+def recognises(values: Any) -> bool:
+    """Tell whether a YAML or JSON is a job of ai-toolkit."""
+    config = values.get("config") if isinstance(values, Mapping) else None
+    return isinstance(config, Mapping) and isinstance(config.get("process"), list)
+
+
+def read_ai_toolkit(values: Mapping[str, Any], folder: Path) -> Imported:
+    """Read a job; folder: in which relative paths start."""
+    config = values["config"]
+    jobs = [each for each in config["process"] if isinstance(each, Mapping) and each.get("type") in TRAINERS]
+    if len(jobs) != 1:
+        raise ValueError(f"it holds {len(jobs)} jobs that train, and one is read; keep one process of type sd_trainer")
+    job = jobs[0]
+    found = Imported(program=PROGRAM, name=str(config.get("name") or "my_lora"))
+    parts = {
+        name: Given(_part(job, name), defaults)
+        for name, defaults in (
+            ("network", NETWORK),
+            ("train", TRAIN),
+            ("save", SAVE),
+            ("model", {}),
+            ("sample", SAMPLE),
+        )
+    }
+    _model(found, parts["model"])
+    _network(found, parts["network"])
+    _train(found, parts["train"], str(job.get("trigger_word") or ""))
+    _save(found, parts["save"], parts["sample"])
+    for each in job.get("datasets") or []:
+        if isinstance(each, Mapping):
+            _dataset(found, Given(each, DATASET), folder, str(job.get("trigger_word") or ""))
+    if not found.values.get("dataset", {}).get("concepts"):
+        found.concept(folder="")
+    for name, part in parts.items():
+        for key, value in part.unread():
+            if key not in WITHOUT_EFFECT:
+                found.leave(f"{name}.{key}", value)
+    return found
+
+
+def _part(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = job.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _model(found: Imported, given: Given) -> None:
+    arch = str(given.take("arch") or "").partition(":")[0].lower()
+    flagged = next((family for flag, family in FLAGS.items() if on(given.take(flag))), "")
+    path = str(given.take("name_or_path") or "")
+    for known, family in FAMILIES.items():
+        if arch == known or (family and arch.startswith(known)):
+            arch = family
+            break
+    found.family = flagged or arch
+    if found.family:
+        found.models["diffusion_model"] = path
+    else:
+        found.put("base_model.path", path)
+    if vae := given.take("vae_path"):
+        if found.family:
+            found.models["vae"] = str(vae)
+        else:
+            found.put("base_model.vae", str(vae))
+    if on(given.take("is_v_pred")):
+        found.put("base_model.prediction", "v_prediction")
+
+
+def _network(found: Imported, given: Given) -> None:
+    kind = str(given.take("type")).lower()
+    algorithm = {"lora": "lora", "locon": "lora", "lokr": "lokr", "dora": "lora"}.get(kind)
+    if algorithm is None:
+        raise ValueError(f"its network type {kind} has no counterpart here; train it with {PROGRAM}")
+    found.put("lora.algorithm", algorithm)
+    if kind == "dora":
+        found.put("lora.dora", True)
+    if kind == "lokr" and on(given.take("lokr_full_rank")):
+        found.put("lora.full_matrix", True)
+        given.ignore(("linear", "linear_alpha"))
+    else:
+        take(found, given, "linear", "lora.rank", int)
+        found.put("lora.alpha", number(found, given, "linear_alpha") or 1.0)
+    if kind == "lokr" and (factor := number(found, given, "lokr_factor")):
+        found.put("lora.factor", int(factor))
+    conv = number(found, given, "conv")
+    found.put("lora.preset", "auto" if found.family else "full" if conv else "attn-mlp")
+    if conv and not found.family:
+        found.put("lora.conv_rank", int(conv))
+        found.put("lora.conv_alpha", number(found, given, "conv_alpha") or conv)
+    for name, setting in (
+        ("dropout", "dropout"),
+        ("rank_dropout", "rank_dropout"),
+        ("module_dropout", "module_dropout"),
+    ):
+        if chance := number(found, given, name):
+            found.put(f"lora.{setting}", chance)
+    kwargs = given.take("network_kwargs")
+    for name, setting in (("only_if_contains", "include"), ("ignore_if_contains", "exclude")):
+        patterns = kwargs.get(name) if isinstance(kwargs, Mapping) else None
+        if patterns:
+            found.leave(f"network.{name}", patterns)
+            found.open.append(f"The file chooses layers by {name}; write them as {setting} of LoRA Config.")
+
+
+def _train(found: Imported, given: Given, trigger: str) -> None:
+    take(found, given, "steps", "train.steps", int)
+    take(found, given, "batch_size", "train.batch_size", int)
+    steps = max(number(found, given, f"gradient_accumulation{end}") or 1 for end in ("", "_steps"))
+    found.put("train.accumulate", int(steps))
+    take(found, given, "max_grad_norm", "optimizer.max_grad_norm", float)
+    rate = number(found, given, "lr") or 1e-6
+    own, text = number(found, given, "unet_lr"), number(found, given, "text_encoder_lr")
+    found.put("optimizer.learning_rate", (rate if own is None else own) if on(given.take("train_unet")) else 0.0)
+    trains_text = on(given.take("train_text_encoder")) and not found.family
+    found.put("optimizer.text_encoder_learning_rate", (rate if text is None else text) if trains_text else 0.0)
+    name = put_optimizer(found, str(given.take("optimizer")))
+    params = given.take("optimizer_params")
+    for key, value in params.items() if isinstance(params, Mapping) else ():
+        if key == "betas":
+            for setting, each in zip(("beta1", "beta2"), value if isinstance(value, list) else (), strict=False):
+                found.put(f"optimizer.options.{setting}", float(str(each)))
+        elif name != "custom" and key in ("weight_decay", "eps", "beta1", "beta2", "d_coef", "d0", "momentum"):
+            found.put(f"optimizer.options.{key}", float(str(value)))
+        else:
+            found.leave(f"train.optimizer_params.{key}", value)
+    _schedule(found, given)
+    loss = str(given.take("loss_type"))
+    found.put("objective.loss", LOSSES[loss]) if loss in LOSSES else found.leave("train.loss_type", loss)
+    for key in ("min_snr_gamma", "snr_gamma"):
+        if gamma := number(found, given, key):
+            found.put("objective.min_snr_gamma", gamma)
+    if offset := number(found, given, "noise_offset"):
+        found.put("objective.noise_offset", offset)
+    precision = PRECISIONS.get(str(given.take("dtype")))
+    found.put("base_model.precision", precision) if precision else found.leave("train.dtype", given.take("dtype"))
+    if on(given.take("gradient_checkpointing")):
+        found.put("memory.checkpointing", "full")
+    average = given.take("ema_config")
+    if isinstance(average, Mapping) and on(average.get("use_ema")):
+        found.put("optimizer.ema_decay", float(average.get("ema_decay") or 0.995))
+    if on(given.take("diff_output_preservation")):
+        found.put("objective.preservation", "class")
+        found.put("objective.preservation_trigger", trigger or "subject")
+        found.put("objective.preservation_class", str(given.take("diff_output_preservation_class") or "person"))
+        found.put("objective.preservation_weight", number(found, given, "diff_output_preservation_multiplier") or 1.0)
+    _levels(found, given)
+
+
+def _schedule(found: Imported, given: Given) -> None:
+    name = str(given.take("lr_scheduler"))
+    params = given.take("lr_scheduler_params")
+    params = params if isinstance(params, Mapping) else {}
+    if name not in SCHEDULES:
+        raise ValueError(f"its lr_scheduler {name} has no counterpart here; choose another one there")
+    found.put("scheduler.name", SCHEDULES[name])
+    if name == "cosine_with_restarts":
+        found.put("scheduler.cycles", max(1, int(float(params.get("num_cycles") or 1))))
+        found.put("scheduler.gamma", 1.0)
+    if warmup := params.get("num_warmup_steps") or params.get("warmup_steps"):
+        put_warmup(found, warmup)
+
+
+def _levels(found: Imported, given: Given) -> None:
+    """Read how noise levels are drawn; a model of the older kind draws all equally often."""
+    kind, flow = str(given.take("timestep_type")), str(given.take("noise_scheduler")) == "flowmatch"
+    if flow and kind == "sigmoid":
+        found.put("objective.timestep_distribution", "logit_normal")
+        found.put("objective.timestep_shift", 1.0)
+    elif flow and kind == "linear":
+        found.put("objective.timestep_distribution", "uniform")
+        found.put("objective.timestep_shift", 1.0)
+    elif flow and kind not in ("shift", "flux_shift", "lumina2_shift", "qwen_shift"):
+        found.leave("train.timestep_type", kind)
+    if (where := str(given.take("content_or_style"))) != "balanced":
+        found.leave("train.content_or_style", where)
+
+
+def _save(found: Imported, given: Given, sample: Given) -> None:
+    if every := number(found, given, "save_every"):
+        found.put("saves.save_every", int(every))
+        found.put("saves.save_unit", "steps")
+    kept = number(found, given, "max_step_saves_to_keep")
+    found.put("saves.keep_last", max(1, min(1000, int(kept or 5))))
+    dtype = PRECISIONS.get(str(given.take("dtype")))
+    found.put("train.save_dtype", dtype) if dtype else found.leave("save.dtype", given.take("dtype"))
+    listed = [*(sample.take("prompts") or []), *(sample.take("samples") or [])]
+    lines = []
+    for each in listed:
+        own = each if isinstance(each, Mapping) else {"prompt": each}
+        flags = (("w", "width"), ("h", "height"), ("d", "seed"), ("l", "guidance_scale"), ("s", "sample_steps"))
+        text = " ".join(str(own.get("prompt") or "").split())
+        if text:
+            lines.append(text + "".join(f" --{flag} {own[name]}" for flag, name in flags if own.get(name)))
+    if not lines:
+        sample.ignore(SAMPLE)
+        return
+    put_prompts(found, lines)
+    for name, setting in (("width", "width"), ("height", "height"), ("sample_steps", "steps"), ("seed", "seed")):
+        take(found, sample, name, f"sample.{setting}", int)
+    take(found, sample, "guidance_scale", "sample.cfg", float)
+    if negative := sample.take("neg"):
+        found.put("sample.negative", str(negative))
+    take(found, sample, "sample_every", "saves.sample_every", int)
+
+
+def _dataset(found: Imported, given: Given, folder: Path, trigger: str) -> None:
+    path = str(given.take("folder_path") or given.take("dataset_path") or "")
+    absolute = path.startswith(("/", "\\", "~")) or path[1:2] == ":" or not path
+    sizes = given.take("resolution")
+    concept: dict[str, Any] = {"folder": path if absolute else str(folder / path), "recursive": False}
+    concept |= {
+        "folder_repeats": False,
+        "resolutions": [str(int(size)) for size in (sizes if isinstance(sizes, list) else [sizes])],
+    }
+    ending = str(given.take("caption_ext") or ".txt")
+    captions: dict[str, Any] = {"extensions": [ending if ending.startswith(".") else f".{ending}"], "missing": "empty"}
+    captions["dropout"] = float(given.take("caption_dropout_rate") or 0.0)
+    if default := given.take("default_caption"):
+        captions |= {"missing": "class_prompt", "class_prompt": str(default)}
+    if on(given.take("shuffle_tokens")):
+        captions |= {"shuffle": True, "keep": int(given.take("keep_tokens") or 0)}
+    given.ignore(("keep_tokens",))
+    if chance := float(given.take("token_dropout_rate") or 0.0):
+        captions["tag_dropout"] = chance
+    if trigger:
+        captions["prefix"] = trigger
+        told = "ai-toolkit puts the trigger word only before captions that lack it; here it stands before each."
+        if told not in found.open:
+            found.open.append(told)
+    concept["captions"] = captions
+    if (repeats := float(given.take("num_repeats") or 1)) != 1:
+        concept["repeats"] = repeats
+    if on(given.take("is_reg")):
+        concept["role"] = "regularisation"
+    if on(given.take("flip_x")):
+        concept["flip"] = True
+    if on(given.take("random_crop")):
+        concept["augment"] = {"crop_jitter": 1.0}
+    if masks := given.take("mask_path"):
+        concept["masks"] = {"folder": str(masks), "missing": "ones", "unmasked_probability": 0.0,
+            "unmasked_weight": float(given.take("mask_min_value") or 0.0)}  # fmt: skip
+    if controls := given.take("control_path"):
+        listed = controls if isinstance(controls, list) else [controls]
+        concept["controls"] = {"folders": [str(each) for each in listed[:3]]}
+    if (weight := float(given.take("loss_multiplier") or 1.0)) != 1:
+        concept["loss_weight"] = weight
+    found.concept(**concept)
+    for key, value in given.unread():
+        if key not in WITHOUT_EFFECT:
+            found.leave(f"datasets.{key}", value)

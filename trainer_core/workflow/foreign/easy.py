@@ -1,0 +1,43 @@
+"""Read the TOML of LoRA_Easy_Training_Scripts: the arguments of sd-scripts, in nested sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .imported import Imported
+from .sd_scripts import read_sd_scripts
+
+PROGRAM = "LoRA_Easy_Training_Scripts"
+SECTION = "_args"
+TABLES = ("network_args", "optimizer_args", "lr_scheduler_args")  # of name = value inside the sections
+
+
+def recognises(values: Mapping[str, Any]) -> bool:
+    """Tell whether a TOML has the sections of the program."""
+    return any(name.endswith(SECTION) and isinstance(value, Mapping) for name, value in values.items())
+
+
+def read_easy(values: Mapping[str, Any], folder: Path) -> Imported:
+    """Read a configuration; folder: in which relative paths start."""
+    given: dict[str, Any] = {}
+    dataset: dict[str, Any] = {}
+    for name, section in values.items():
+        if name.endswith(SECTION) and isinstance(section, Mapping):
+            given |= _inner(section.get("args"))
+            dataset |= _inner(section.get("dataset_args"))
+    subsets = values.get("subsets")
+    if subsets and "dataset_config" not in given:
+        given["datasets"] = [{**dataset, "subsets": subsets}]
+    else:
+        given |= dataset
+    given |= {name: given.get(name) or {} for name in TABLES if name in given}
+    module = "lycoris.kohya" if "algo" in (given.get("network_args") or {}) else "networks.lora"
+    given.setdefault("network_module", module)
+    sdxl = bool(given.get("sdxl"))
+    return read_sd_scripts(given, folder, script="sdxl" if sdxl else "", program=PROGRAM)
+
+
+def _inner(section: Any) -> dict[str, Any]:
+    return dict(section) if isinstance(section, Mapping) else {}

@@ -1,0 +1,879 @@
+"""Read the settings of sd-scripts' train_network and its siblings, which several programs build: by its argument names.
+
+Source of names and defaults: the argument parsers and the dataset schema of sd-scripts 0.9 and 0.10.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...config import ALGORITHMS, OPTIMIZERS
+from ...config.optimizer import RATES
+from ..toml_text import read_toml
+from .imported import Convert, Given, Imported, optimizer_named
+from .texts import Command, arguments, decode, read_script
+
+PROGRAM = "sd-scripts"
+LISTS = frozenset({"network_args", "optimizer_args", "lr_scheduler_args", "text_encoder_lr", "base_weights"}) | {
+    "base_weights_multiplier"
+}
+DEFAULTS: dict[str, Any] = {  # of what is read or listed; all else is off, or empty
+    "caption_extension": ".caption",
+    "caption_separator": ",",
+    "keep_tokens": 0,
+    "caption_dropout_rate": 0.0,
+    "caption_dropout_every_n_epochs": 0,
+    "caption_tag_dropout_rate": 0.0,
+    "token_warmup_min": 1,
+    "token_warmup_step": 0,
+    "num_repeats": 1,
+    "batch_size": 1,
+    "min_bucket_reso": 256,
+    "max_bucket_reso": 1024,
+    "bucket_reso_steps": 64,
+    "train_batch_size": 1,
+    "max_train_steps": 1600,
+    "gradient_accumulation_steps": 1,
+    "mixed_precision": "no",
+    "learning_rate": 2e-6,
+    "max_grad_norm": 1.0,
+    "lr_scheduler": "constant",
+    "lr_warmup_steps": 0,
+    "lr_decay_steps": 0,
+    "lr_scheduler_num_cycles": 1,
+    "lr_scheduler_power": 1,
+    "network_module": "networks.lora",
+    "network_dim": 4,
+    "network_alpha": 1,
+    "loss_type": "l2",
+    "huber_schedule": "snr",
+    "huber_c": 0.1,
+    "huber_scale": 1.0,
+    "multires_noise_discount": 0.3,
+    "prior_loss_weight": 1.0,
+    "optimizer_type": "AdamW",
+    "output_name": "last",
+    "max_timestep": 1000,
+    "min_timestep": 0,
+    "save_model_as": "safetensors",
+}
+PRECISIONS = {"no": "float32", "fp16": "float16", "bf16": "bfloat16", "float": "float32"}
+LOSSES = {"l2": "mse", "l1": "l1", "huber": "huber", "smooth_l1": "smooth_l1"}
+SCHEDULES = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+    "cosine_with_restarts": "cosine_with_restarts",
+    "cosine_with_min_lr": "cosine",
+    "polynomial": "polynomial",
+    "inverse_sqrt": "inverse_sqrt",
+    "warmup_stable_decay": "warmup_stable_decay",
+}
+OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {  # where those of the library differ from ours
+    "adafactor": {"relative_step": True, "scale_parameter": True},
+    "came": {"weight_decay": 0.0},
+    "lion": {"weight_decay": 0.0},
+    "lion8bit": {"weight_decay": 0.0},
+    "paged_lion8bit": {"weight_decay": 0.0},
+    "prodigy": {"weight_decay": 0.0, "use_bias_correction": False, "safeguard_warmup": False, "slice_p": 1},
+    "prodigy_plus_schedule_free": {"weight_decay": 0.0},
+    "radam": {"weight_decay": 0.0},
+    "schedulefree_adamw": {"weight_decay": 0.0},
+}
+PLAIN: dict[str, tuple[str, Convert]] = {  # of sd-scripts -> our setting, and how its value is read
+    "vae": ("base_model.vae", str),
+    "train_batch_size": ("train.batch_size", int),
+    "gradient_accumulation_steps": ("train.accumulate", int),
+    "seed": ("train.seed", int),
+    "validation_split": ("train.validation_share", float),
+    "validate_every_n_steps": ("train.validate_every", int),
+    "max_grad_norm": ("optimizer.max_grad_norm", float),
+    "scale_weight_norms": ("lora.scale_weight_norms", float),
+    "noise_offset": ("objective.noise_offset", float),
+    "ip_noise_gamma": ("objective.input_perturbation", float),
+}
+FLAGS: dict[str, tuple[str, Any]] = {  # switched on -> our setting and its value
+    "v_parameterization": ("base_model.prediction", "v_prediction"),
+    "zero_terminal_snr": ("base_model.zero_terminal_snr", "on"),
+    "fp8_base": ("base_model.weights", "float8"),
+    "full_bf16": ("lora.dtype", "bfloat16"),
+    "weighted_captions": ("base_model.prompt_weights", True),
+    "gradient_checkpointing": ("memory.checkpointing", "full"),
+    "torch_compile": ("memory.compile", True),
+    "noise_offset_random_strength": ("objective.noise_offset_strength", "random"),
+    "sample_at_first": ("saves.sample_at_start", True),
+}
+FAMILIES = {  # words in the name of a script -> the family that it trains
+    "flux": "flux",
+    "sd3": "sd3",
+    "lumina": "lumina2",
+    "hunyuan_image": "hunyuan_image",
+    "chroma": "chroma",
+    "hv_1_5": "hunyuan_video_15",
+    "hv_": "hunyuan_video",
+    "fpack": "framepack",
+    "wan": "wan",
+    "qwen_image": "qwen_image",
+    "zimage": "z_image",
+    "kandinsky": "kandinsky5",
+}  # those below chroma are scripts of musubi-tuner
+MODELS = {  # of a family -> the role of the file
+    "pretrained_model_name_or_path": "diffusion_model",
+    "ae": "vae",
+    "vae": "vae",
+    "clip_l": "text_encoder_2",
+    "t5xxl": "text_encoder_1",
+    "clip_g": "text_encoder_3",
+    "gemma2": "text_encoder_1",
+    "text_encoder": "text_encoder_1",
+    "byt5": "text_encoder_2",
+    "dit": "diffusion_model",
+    "text_encoder1": "text_encoder_1",
+    "text_encoder2": "text_encoder_2",
+    "t5": "text_encoder_1",
+}
+CAPTIONS: dict[str, tuple[str, Convert]] = {  # of a folder -> field of its captions
+    "shuffle_caption": ("shuffle", bool),
+    "keep_tokens": ("keep", int),
+    "caption_dropout_rate": ("dropout", float),
+    "caption_dropout_every_n_epochs": ("dropout_every_n_epochs", int),
+    "caption_tag_dropout_rate": ("tag_dropout", float),
+    "caption_prefix": ("prefix", str),
+    "caption_suffix": ("suffix", str),
+    "caption_separator": ("separator", str),
+    "enable_wildcard": ("wildcards", bool),
+    "class_tokens": ("class_prompt", str),
+    "token_warmup_min": ("tag_warmup_min", int),
+    "token_warmup_step": ("tag_warmup_steps", lambda value: int(float(value))),
+}
+OF_A_FOLDER = frozenset(CAPTIONS) | {
+    "caption_extension", "flip_aug", "random_crop", "color_aug", "alpha_mask", "num_repeats", "resolution",
+    "enable_bucket", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "bucket_no_upscale", "batch_size",
+    "validation_split", "face_crop_aug_range", "keep_tokens_separator", "secondary_separator",
+}  # fmt: skip
+NETWORK: dict[str, tuple[str, Convert]] = {  # of network_args
+    "rank_dropout": ("lora.rank_dropout", float),
+    "module_dropout": ("lora.module_dropout", float),
+    "dropout": ("lora.dropout", float),
+    "factor": ("lora.factor", int),
+    "constraint": ("lora.constraint", float),
+    "loraplus_lr_ratio": ("optimizer.lora_plus_ratio", float),
+}
+SWITCHES = {  # of network_args, switched on
+    "use_tucker": "lora.tucker",
+    "use_cp": "lora.tucker",
+    "use_scalar": "lora.use_scalar",
+    "train_norm": "lora.train_norm",
+    "rs_lora": "lora.rs_lora",
+    "dora_wd": "lora.dora",
+    "weight_decompose": "lora.dora",
+    "full_matrix": "lora.full_matrix",
+    "decompose_both": "lora.decompose_both",
+    "rank_dropout_scale": "lora.rank_dropout_scale",
+}
+BLOCKS = {  # of network_args: a number for each block
+    "block_dims": ("lora.block_ranks", int),
+    "block_alphas": ("lora.block_alphas", float),
+    "conv_block_dims": ("lora.conv_block_ranks", int),
+    "conv_block_alphas": ("lora.conv_block_alphas", float),
+}
+LARGEST_RANK = 4097
+WITHOUT_EFFECT = re.compile(  # on what is trained: places, speed, what is always done here, and what is read elsewhere
+    "output_dir|logging_dir|log_prefix|log_tracker_.*|log_config|wandb_.*|config_file|sample_sampler|cache_.*|vae_batch_size"
+    "|xformers|sdpa|mem_eff_attn|max_data_loader_n_workers|persistent_data_loader_workers|save_model_as|no_half_vae|v2"
+    "|max_token_length|lowram|highvram|save_state.*|no_metadata|metadata_.*|training_comment|skip_cache_check|resume.*"
+    "|huggingface_.*|async_upload|dynamo_backend|ddp_.*|tokenizer_cache_dir|disable_mmap.*|debug_dataset|num_cpu_threads.*"
+    "|console_log_.*|save_last_n_.*_state|output_config|sdxl|train_mode|split_mode|blocks_to_swap|fused_backward_pass"
+    "|image_directory|video_directory|cache_directory|dit_dtype|task|fp8_.*|vae_.*|split_attn|text_encoder_cpu|caption_extention|deepspeed|zero_stage|offload_.*|dataset_class|is_reg|custom_attributes|train_text_encoder"
+)
+KNOWN = frozenset(DEFAULTS) | PLAIN.keys() | FLAGS.keys() | {"pretrained_model_name_or_path", "network_args"}
+
+
+def recognises(values: Mapping[str, Any]) -> bool:
+    """Tell whether a file's values, sections brought together, are arguments of sd-scripts."""
+    return len(KNOWN & flat(values).keys()) > 1 or "pretrained_model_name_or_path" in values or "datasets" in values
+
+
+def read_file(text: str, suffix: str, folder: Path) -> Imported:
+    """Read a script, or a line with its arguments; folder: in which relative paths start."""
+    command = read_script(text, suffix)
+    given, left = arguments(command.words, LISTS)
+    if not command.program and len(KNOWN & given.keys()) < 2 and "config_file" not in given:
+        raise ValueError("it holds no command that trains; choose the script that calls train_network.py")
+    return read_command(command, given, left, folder)
+
+
+def read_command(command: Command, given: dict[str, Any], left: list[str], folder: Path) -> Imported:
+    """Read the arguments of a command, over those of the file that it names by --config_file."""
+    opened: list[str] = []
+    if file := given.get("config_file"):
+        named = str(file) if Path(str(file)).suffix else f"{file}.toml"
+        values = beside(folder, named)
+        if values is None:
+            opened.append(f"The script takes settings from {named}, which does not lie beside it; put it there.")
+        else:
+            given = {**flat(read_toml(values)), **given}
+    found = read_sd_scripts(given, folder, script=command.program)
+    found.open += opened
+    found.open += [f"The script leaves {name} open; set what it stands for." for name in command.open]
+    if command.unsure:
+        found.open.append(f"The script adds these under a condition; check them: {', '.join(command.unsure[:20])}.")
+    for word in left:
+        if word not in command.open:
+            found.leave("argument", word)
+    if command.others:
+        found.leave("other commands of the script that train", command.others)
+    return found
+
+
+def beside(folder: Path, name: str) -> str | None:
+    """Read a text that a file names, where it lies in the file's own folder or below; None if it does not."""
+    path = folder / name.replace("\\", "/")
+    inside = path.resolve().is_relative_to(folder.resolve())
+    if not inside or not path.is_file() or path.stat().st_size > 2**20:
+        path = folder / re.split(r"[\\/]", name)[-1]  # moved beside it from another machine
+    if not path.is_file() or path.is_symlink() or path.stat().st_size > 2**20:
+        return None
+    return decode(path.read_bytes())
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring the sections of a configuration together, as sd-scripts does; a list of datasets stays."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= value if isinstance(value, Mapping) and name != "general" else {name: value}
+    return found
+
+
+def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", program: str = PROGRAM) -> Imported:
+    """Read the arguments of a training script, by name; folder: in which relative paths start."""
+    given = Given(values, DEFAULTS)
+    found = Imported(program=program, name=str(given.take("output_name")))
+    family = next((each for word, each in FAMILIES.items() if word in script), "")
+    _model(found, given, family, folder)
+    _length(found, given)
+    for name, (setting, convert) in PLAIN.items():
+        take(found, given, name, setting, convert)
+    for name, (setting, value) in FLAGS.items():
+        if on(given.take(name)) and (name != "noise_offset_random_strength" or given.take("noise_offset")):
+            found.put(setting, value)
+    if not given.take("ip_noise_gamma"):
+        given.ignore(("ip_noise_gamma_random_strength",))
+    _precision(found, given)
+    _noise(found, given)
+    put_schedule(found, given)
+    _optimizer(found, given, second="sdxl" in script or on(given.take("sdxl")), family=family)
+    _network(found, given, family)
+    _intervals(found, given, folder)
+    _folders(found, given, folder)
+    if (kind := given.take("log_with")) is not None:
+        found.put("train.log", "tensorboard") if kind == "tensorboard" else found.leave("log_with", kind)
+    for name, value in given.unread():
+        if not WITHOUT_EFFECT.fullmatch(name):
+            found.leave(name, value)
+    return found
+
+
+def take(found: Imported, given: Given, name: str, setting: str, convert: Convert) -> None:
+    """Move one value over; one that cannot be read is listed."""
+    value = given.take(name)
+    if value is None or value == "":
+        return
+    try:
+        found.put(setting, convert(value))
+    except (TypeError, ValueError):
+        found.leave(name, value)
+
+
+def on(value: Any) -> bool:
+    """Tell whether a switch is on."""
+    return value is True or str(value).lower() in ("true", "1", "yes")
+
+
+def number(found: Imported, given: Given, name: str) -> float | None:
+    """Read a number; None where there is none, or what stands there is none and is listed."""
+    value = given.take(name)
+    if value is None or value == "":
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        found.leave(name, value)
+        return None
+
+
+def _model(found: Imported, given: Given, family: str, folder: Path) -> None:
+    """Read the base model, or the files of a family that ComfyUI's own nodes load."""
+    path = str(given.take("pretrained_model_name_or_path") or "")
+    if family:
+        found.family = family
+        for name, role in MODELS.items():
+            if (value := given.take(name)) and role not in found.models:
+                found.models[role] = str(value)
+        _levels(found, given)
+        given.ignore(
+            (
+                "vae",
+                "clip_skip",
+                "apply_t5_attn_mask",
+                "t5xxl_max_token_length",
+                "t5xxl_dtype",
+                "text_encoder_batch_size",
+            )
+        )
+        if given.take("guidance_scale") not in (None, 1, 1.0):
+            found.put("base_model.connected.guidance", float(given.take("guidance_scale")))
+        return
+    found.put("base_model.path", path)
+    layer = number(found, given, "clip_skip")
+    if layer and not on(given.take("sdxl")):
+        found.put("base_model.clip_skip", max(1, int(layer)))
+
+
+def _levels(found: Imported, given: Given) -> None:
+    """Read how a flow model's noise levels are drawn: by sigmoid, or shifted."""
+    kind = str(given.take("timestep_sampling") or "sigma")
+    shift = number(found, given, "discrete_flow_shift")
+    scale = number(found, given, "sigmoid_scale")
+    if kind in ("sigmoid", "shift", "flux_shift"):
+        found.put("objective.timestep_distribution", "logit_normal")
+        found.put("objective.logit_scale", 1.0 if scale is None else scale)
+        if kind != "flux_shift":  # else as the family is sampled
+            found.put("objective.timestep_shift", 1.0 if kind == "sigmoid" else 3.0 if shift is None else shift)
+    elif kind == "uniform":
+        found.put("objective.timestep_distribution", "uniform")
+        found.put("objective.timestep_shift", 1.0)
+    elif (scheme := str(given.take("weighting_scheme") or "uniform")) not in ("uniform", "none"):
+        found.leave("weighting_scheme", scheme)
+    given.ignore(("weighting_scheme", "mode_scale", "logit_mean", "logit_std"))
+    if given.take("model_prediction_type") not in (None, "", "raw", "sigma_scaled"):
+        found.leave("model_prediction_type", given.take("model_prediction_type"))
+
+
+def _length(found: Imported, given: Given) -> None:
+    """Read how long the run is: epochs count where they are set."""
+    epochs, steps = number(found, given, "max_train_epochs"), number(found, given, "max_train_steps")
+    if epochs:
+        found.put("train.epochs", int(epochs))
+    elif steps:
+        found.put("train.steps", int(steps))
+
+
+def _precision(found: Imported, given: Given) -> None:
+    for name, setting in (("mixed_precision", "base_model.precision"), ("save_precision", "train.save_dtype")):
+        value = given.take(name)
+        if value in PRECISIONS:
+            found.put(setting, PRECISIONS[value])
+        elif value not in (None, ""):
+            found.leave(name, value)
+    if given.take("save_precision") in (None, ""):  # as it is trained
+        found.put("train.save_dtype", "bfloat16" if on(given.take("full_bf16")) else "float32")
+    if on(given.take("full_fp16")):
+        found.leave("full_fp16", True)
+
+
+def _noise(found: Imported, given: Given) -> None:
+    """Read loss, its weights, noise and timesteps."""
+    loss = str(given.take("loss_type"))
+    if loss in LOSSES:
+        found.put("objective.loss", LOSSES[loss])
+    else:
+        found.leave("loss_type", loss)
+    if loss in ("huber", "smooth_l1"):
+        for name, convert in (("huber_c", float), ("huber_schedule", str), ("huber_scale", float)):
+            take(found, given, name, f"objective.{name}", convert)
+    else:
+        given.ignore(("huber_c", "huber_schedule", "huber_scale"))
+    _weighting(found, given)
+    if adaptive := number(found, given, "adaptive_noise_scale"):
+        found.put("objective.noise_offset_strength", "adaptive")
+        found.put("objective.offset_adaptation", adaptive)
+    if sizes := number(found, given, "multires_noise_iterations"):
+        found.put("objective.pyramid_iterations", int(sizes))
+        take(found, given, "multires_noise_discount", "objective.pyramid_discount", float)
+    given.ignore(("multires_noise_discount",))
+    least, most = number(found, given, "min_timestep"), number(found, given, "max_timestep")
+    if least:
+        found.put("objective.min_timestep", int(least))
+    if most and most < 1000:  # theirs is not trained itself
+        found.put("objective.max_timestep", int(most) - 1)
+
+
+def _weighting(found: Imported, given: Given) -> None:
+    """Read the weights of the loss: theirs are multiplied, ours is one; a second one is listed."""
+    chosen: list[tuple[str, Any, dict[str, Any]]] = []
+    gamma, v_like = number(found, given, "min_snr_gamma"), number(found, given, "v_pred_like_loss")
+    if gamma:
+        chosen.append(("min_snr_gamma", gamma, {"min_snr_gamma": gamma}))
+    if on(given.take("debiased_estimation_loss")):
+        chosen.append(("debiased_estimation_loss", True, {"weighting": "debiased"}))
+    if on(given.take("scale_v_pred_loss_like_noise_pred")):
+        chosen.append(("scale_v_pred_loss_like_noise_pred", True, {"weighting": "v_scaled"}))
+    if v_like:
+        chosen.append(("v_pred_like_loss", v_like, {"weighting": "v_like", "v_like_weight": v_like}))
+    for setting, ours in chosen[0][2].items() if chosen else ():
+        found.put(f"objective.{setting}", ours)
+    for name, value, _ in chosen[1:]:
+        found.leave(name, value)
+
+
+def put_schedule(found: Imported, given: Given) -> None:
+    """Read the curve of the learning rate; what the chosen one does not look at is skipped."""
+    beside_it = {"lr_scheduler_num_cycles", "lr_scheduler_power", "lr_scheduler_min_lr_ratio", "lr_decay_steps"}
+    beside_it |= {"lr_scheduler_timescale"}
+    name = str(given.take("lr_scheduler") or "constant")
+    if kind := str(given.take("lr_scheduler_type") or ""):
+        _own_schedule(found, given, kind)
+        given.ignore(beside_it)
+        return
+    if name not in SCHEDULES:
+        found.leave("lr_scheduler", name)
+        name = "constant"
+    found.put("scheduler.name", SCHEDULES[name])
+    if name != "constant":  # which has no warm-up there
+        put_warmup(found, given.take("lr_warmup_steps"))
+    given.ignore(("lr_warmup_steps",))
+    if name == "cosine_with_restarts":
+        take(found, given, "lr_scheduler_num_cycles", "scheduler.cycles", lambda value: max(1, int(float(value))))
+        found.put("scheduler.gamma", 1.0)  # theirs start as high as the first
+    if name == "polynomial":
+        take(found, given, "lr_scheduler_power", "scheduler.power", float)
+    if name in ("cosine_with_min_lr", "warmup_stable_decay"):
+        take(found, given, "lr_scheduler_min_lr_ratio", "scheduler.min_lr_ratio", float)
+    if name == "inverse_sqrt" and given.take("lr_scheduler_timescale"):
+        take(found, given, "lr_scheduler_timescale", "scheduler.timescale", int)
+    if name == "warmup_stable_decay":
+        _decay(found, given)
+    given.ignore(beside_it)
+
+
+def _own_schedule(found: Imported, given: Given, kind: str) -> None:
+    """Read a scheduler that is named by its class: Rex and torch's cosine have counterparts."""
+    plain = kind.rpartition(".")[2].lower()
+    if "rex" in plain:
+        found.put("scheduler.name", "rex")
+    elif "cosineannealinglr" in plain:
+        found.put("scheduler.name", "cosine")
+    else:
+        raise ValueError(f"its lr_scheduler_type {kind} has no counterpart here; write lr_scheduler instead")
+    for name, value in pairs(given.take("lr_scheduler_args")):
+        found.leave(f"lr_scheduler_args {name}", value)
+    put_warmup(found, given.take("lr_warmup_steps"))
+
+
+def put_warmup(found: Imported, value: Any) -> None:
+    """Read the length of the warm-up: a number below 1 is a share of the run."""
+    try:
+        steps = float(value or 0)
+    except (TypeError, ValueError):
+        found.leave("lr_warmup_steps", value)
+        return
+    if 0 < steps < 1:
+        found.put("scheduler.warmup_steps", max(1, round(100 * steps)))
+        found.put("scheduler.warmup_unit", "percent")
+    elif steps:
+        found.put("scheduler.warmup_steps", int(steps))
+
+
+def _decay(found: Imported, given: Given) -> None:
+    length, steps = number(found, given, "lr_decay_steps"), number(found, given, "max_train_steps")
+    if length:
+        share = length if length < 1 else length / max(1.0, steps or 1.0)
+        found.put("scheduler.decay_share", min(1.0, max(0.001, share)))
+
+
+def _optimizer(found: Imported, given: Given, *, second: bool, family: str) -> None:
+    """Read optimizer and learning rates; text encoders are trained there unless it is switched off."""
+    kind = "AdamW8bit" if on(given.take("use_8bit_adam")) else str(given.take("optimizer_type") or "AdamW")
+    kind = "Lion" if on(given.take("use_lion_optimizer")) else kind
+    name = put_optimizer(found, kind)
+    _rates(found, given, second=second, family=family)
+    settings = {each.name for each in OPTIMIZERS[name].settings}
+    own: list[str] = []
+    for key, value in pairs(given.take("optimizer_args")):
+        if name == "custom":
+            own.append(f"{key}={value}")
+        elif key == "betas" and {"beta1", "beta2"} <= settings:
+            numbers = re.findall(r"[\d.eE+-]+", value)
+            for setting, each in zip(("beta1", "beta2", "beta3"), numbers, strict=False):
+                if setting in settings:
+                    found.put(f"optimizer.options.{setting}", float(each))
+        elif key in settings:
+            found.put(f"optimizer.options.{key}", plain(value))
+        elif (key, value) not in (("decouple", "True"), ("weight_decouple", "True")):  # as it is here
+            found.leave(f"optimizer_args {key}", value)
+    if own:
+        found.put("optimizer.options.arguments", ", ".join(own))
+
+
+def put_optimizer(found: Imported, kind: str) -> str:
+    """Set the optimizer of a name of theirs, with the defaults of its library; return our name of it."""
+    name = optimizer_named(kind)
+    if name is None:
+        library, _, plain_name = kind.rpartition(".")
+        named = plain_name if not library or "dadapt" not in library.lower() else f"dadaptation.{plain_name}"
+        plain_name = "DAdaptAdam" if plain_name in ("DAdaptation", "DAdaptAdamPreprint") else named
+        found.put("optimizer.name", "custom")
+        found.put("optimizer.options.optimizer", plain_name)
+        return "custom"
+    found.put("optimizer.name", name)
+    for setting, value in OPTIMIZER_DEFAULTS.get(name, {}).items():
+        if setting in {each.name for each in OPTIMIZERS[name].settings}:
+            found.put(f"optimizer.options.{setting}", value)
+    return name
+
+
+def _rates(found: Imported, given: Given, *, second: bool, family: str) -> None:
+    rate = number(found, given, "learning_rate")
+    own = number(found, given, "unet_lr")
+    denoiser = rate if own is None else own
+    if on(given.take("network_train_text_encoder_only")):
+        denoiser = 0.0
+    found.put(f"optimizer.{RATES[0]}", denoiser or 0.0)
+    only = on(given.take("network_train_unet_only")) or on(given.take("cache_text_encoder_outputs"))
+    value = given.take("text_encoder_lr")
+    texts: list[Any] = value if isinstance(value, list) else [rate or 0.0 if value in (None, "") else value]
+    try:
+        rates = [] if only or family else [float(each) for each in texts]
+    except (TypeError, ValueError):
+        found.leave("text_encoder_lr", value)
+        return
+    for place, each in enumerate((*rates, *(rates[-1:] if second and len(rates) == 1 else ()))[:2], 1):
+        if place == 1 or second:
+            found.put(f"optimizer.{RATES[place]}", each)
+
+
+def plain(text: Any) -> Any:
+    """Read True, False, a number, or a text."""
+    if not isinstance(text, str):
+        return text
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def pairs(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) of a list of name=value, of a text with several, or of a table."""
+    if isinstance(value, Mapping):
+        yield from ((str(name), str(each)) for name, each in value.items())
+        return
+    parts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+    for each in parts:
+        inner = re.split(r"[\s,]+(?=[A-Za-z_]\w*=)", str(each).replace('"', "").replace("'", "").strip())
+        for part in inner:
+            name, equals, text = part.partition("=")
+            if name.strip():
+                yield name.strip(), text.strip().strip("\"'") if equals else "True"
+
+
+def _network(found: Imported, given: Given, family: str) -> None:
+    """Read the network: its kind, ranks, and network_args; convolutions are trained where they have a rank."""
+    module = str(given.take("network_module") or "networks.lora")
+    args = dict(pairs(given.take("network_args")))
+    lycoris = "lycoris" in module
+    if not lycoris and not re.fullmatch(r"lora(_\w+)?", module.rpartition(".")[2]):
+        raise ValueError(f"its network_module {module} has no counterpart here; train it with {PROGRAM}")
+    algorithm = args.pop("algo", "lora").lower() if lycoris else "lora"
+    known = {each.lycoris: name for name, each in ALGORITHMS.items() if each.lycoris}
+    known |= {"locon": "lora", "diag-oft": "oft"}
+    algorithm = known.get(algorithm, algorithm)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"its network algo {algorithm} has no counterpart here; train it with {PROGRAM}")
+    found.put("lora.algorithm", algorithm)
+    rank, alpha = number(found, given, "network_dim") or 4, number(found, given, "network_alpha")
+    alpha = 1.0 if alpha is None else alpha
+    kind = ALGORITHMS[algorithm]
+    whole = algorithm == "lokr" and rank >= LARGEST_RANK  # what LyCORIS' users write for it
+    if whole:
+        found.put("lora.full_matrix", True)
+    elif kind.rank:
+        found.put("lora.rank", int(rank))
+    if kind.alpha and not whole:
+        found.put("lora.alpha", alpha or rank)  # theirs takes 0 as the rank, too
+    elif alpha != 1.0 and not kind.alpha:
+        found.leave("network_alpha", alpha)
+    _layers(found, args, lycoris=lycoris, rank=rank, alpha=alpha, family=family)
+    dropout = number(found, given, "network_dropout")
+    if dropout:
+        found.put("lora.dropout", dropout)
+    _options(found, args)
+    put_start(found, str(given.take("network_weights") or ""))
+    weights = given.take("base_weights")
+    given.ignore(("base_weights_multiplier", "dim_from_weights"))
+    for each in weights if isinstance(weights, list) else filter(None, [weights]):
+        found.open.append(f"The run trains on top of the LoRA {each}; add it by Existing LoRA, with use beneath.")
+
+
+def put_start(found: Imported, path: str) -> None:
+    """Say which LoRA is continued: its layers are needed at once, so it is chosen where it lies."""
+    if path:
+        found.open.append(f"The run continues the LoRA {path}; add it by Existing LoRA.")
+
+
+def _layers(found: Imported, args: dict[str, str], *, lycoris: bool, rank: float, alpha: float, family: str) -> None:
+    """Read which layers are trained, and the ranks of convolutions."""
+    conv, conv_alpha = args.pop("conv_dim", ""), args.pop("conv_alpha", "")
+    own = float(conv) if conv not in ("", "None") else (rank if lycoris else 0.0)
+    preset = args.pop("preset", "full" if lycoris else "attn-mlp")
+    presets = ("full", "attn-mlp", "attn-only", "full-lin", "unet-transformer-only", "unet-convblock-only")
+    if preset not in presets:
+        found.leave("network_args preset", preset)
+        preset = "attn-mlp"
+    blocks = any(args.get(name) for name in ("conv_block_dims",))
+    spatial = (own > 0 or blocks) and not family and preset in ("full", "unet-convblock-only", "attn-mlp")
+    if not lycoris and spatial:
+        preset = "full"
+    if not ALGORITHMS[found.values["lora"]["algorithm"]].layers:
+        found.put("lora.preset", "auto" if family else preset)
+    kind = ALGORITHMS[found.values["lora"]["algorithm"]]
+    whole = found.values["lora"].get("full_matrix")
+    if spatial and own > 0 and preset in ("full", "unet-convblock-only") and not whole:
+        given_alpha = float(conv_alpha) if conv_alpha not in ("", "None") else (alpha if lycoris else 1.0)
+        if kind.rank and own < LARGEST_RANK:
+            found.put("lora.conv_rank", int(own))
+        if kind.alpha and kind.rank:
+            found.put("lora.conv_alpha", given_alpha or own)
+
+
+def _options(found: Imported, args: dict[str, str]) -> None:
+    """Read the other network_args."""
+    for name, (setting, convert) in NETWORK.items():
+        value = args.pop(name, "")
+        try:
+            if value not in ("", "None") and float(value) != 0:
+                found.put(setting, convert(float(value)))
+        except ValueError:
+            found.leave(f"network_args {name}", value)
+    for name, setting in SWITCHES.items():
+        if (value := args.pop(name, "")) != "" and (on(value) or setting.endswith("_scale")):
+            found.put(setting, on(value))
+    if found.values["lora"].get("full_matrix"):  # whole factors have no rank to split or to drop
+        for name in ("decompose_both", "tucker", "rank_dropout"):
+            found.values["lora"].pop(name, None)
+    for name, (setting, convert) in BLOCKS.items():
+        if (value := args.pop(name, "")) not in ("", "None"):
+            try:
+                found.put(setting, [convert(float(each)) for each in value.split(",")])
+            except ValueError:
+                found.leave(f"network_args {name}", value)
+    _block_weights(found, args)
+    for name, value in args.items():
+        if value not in ("", "0", "0.0", "False", "false", "None"):
+            found.leave(f"network_args {name}", value)
+
+
+def _block_weights(found: Imported, args: dict[str, str]) -> None:
+    """Read the rates of the blocks: down, middle and up, in the order of the model."""
+    parts = [args.get(name, "") for name in ("down_lr_weight", "mid_lr_weight", "up_lr_weight")]
+    if not any(parts):
+        return
+    try:
+        numbers = [[float(each) for each in part.split(",")] if part else [] for part in parts]
+    except ValueError:
+        return  # a named curve, such as cosine; it stays listed
+    down, middle, up = numbers
+    sides = len(down) or len(up)
+    if sides != (len(up) or sides) or sides not in (9, 12):
+        return
+    weights = [*(down or [1.0] * sides), *(middle[:1] or [1.0]), *(up or [1.0] * sides)]
+    ends = ([1.0, 1.0], [1.0, 1.0]) if sides == 9 else ([], [])  # XL has embeddings before, and an output behind
+    found.put("lora.block_weights", [*ends[0], *weights, *ends[1]])
+    for name in ("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold"):
+        args.pop(name, None)
+
+
+def _intervals(found: Imported, given: Given, folder: Path) -> None:
+    """Read how often the run is saved and draws samples, and the prompts."""
+    for unit in ("steps", "epochs"):
+        if every := number(found, given, f"save_every_n_{unit}"):
+            found.put("saves.save_every", int(every))
+            found.put("saves.save_unit", unit)
+            last = number(found, given, f"save_last_n_{unit}")
+            if last:
+                found.put("saves.keep_last", max(1, int(last if unit == "epochs" else last // every)))
+            else:  # all stay, each as a file
+                found.put("saves.keep_every", 1)
+                found.put("saves.publish", True)
+        if every := number(found, given, f"sample_every_n_{unit}"):
+            found.put("saves.sample_every", int(every))
+            found.put("saves.sample_unit", unit)
+    given.ignore(("save_last_n_steps", "save_last_n_epochs"))
+    prompts = given.take("sample_prompts")
+    if not prompts:
+        return
+    text = beside(folder, str(prompts)) if str(prompts).endswith(".txt") else None
+    if "\n" in str(prompts):  # kohya_ss keeps the lines themselves
+        text = str(prompts)
+    if text is None:
+        found.open.append(f"The samples' prompts are in {prompts}, which is not read; write them into sample_prompts.")
+    else:
+        lines = [line.strip() for line in text.splitlines()[:1000]]
+        put_prompts(found, [line for line in lines if line and not line.startswith("#")])
+
+
+def put_prompts(found: Imported, lines: list[str]) -> None:
+    """Set the prompts of the samples; flags that ours have not are listed and left out."""
+
+    def known(match: re.Match[str]) -> str:
+        flag = {"ctrl_img": "ci", "ctrl_img_1": "ci"}.get(match.group(1), match.group(1))
+        if flag in ("n", "w", "h", "d", "s", "l", "g", "ss", "ci"):
+            return f" --{flag} {match.group(2).strip()}"
+        found.leave(f"sample prompt --{flag}", match.group(2).strip())
+        return ""
+
+    if lines:
+        cleaned = [re.sub(r"\s--(\w+)((?:(?!\s--\w).)*)", known, line).strip() for line in lines[:1000]]
+        found.put("sample.prompts", [line for line in cleaned if line])
+
+
+# --- the pictures ------------------------------------------------------------------------------------------
+
+
+def _folders(found: Imported, given: Given, folder: Path) -> None:
+    """Read the folders of pictures: of the arguments, or of a file of datasets; without any, one is left open."""
+    shared = {name: given.take(name) for name in OF_A_FOLDER if given.take(name) is not None}
+    datasets = given.take("datasets") or []
+    shared |= given.take("general") or {}
+    if file := given.take("dataset_config"):
+        text = beside(folder, str(file))
+        if text is None:
+            found.open.append(f"The pictures are listed in {file}, which does not lie beside the file; put it there.")
+        else:
+            values = _datasets(text)
+            shared |= values.get("general") or {}
+            datasets = values.get("datasets") or []
+    weight = number(found, given, "prior_loss_weight")
+    listed = [
+        ({**shared, "image_dir": image_dir, "tree": True}, role)
+        for name, role in (("train_data_dir", "train"), ("reg_data_dir", "regularisation"))
+        if (image_dir := given.take(name))
+    ]
+    sizes: list[dict[str, Any]] = [shared] if listed or not datasets else []
+    for dataset in datasets if isinstance(datasets, list) and not listed else ():
+        own = {**shared, **{name: value for name, value in dataset.items() if name != "subsets"}}
+        sizes.append(own)
+        directory = dataset.get("image_directory") or dataset.get("video_directory")  # of musubi-tuner
+        for subset in dataset.get("subsets") or ([{"image_dir": directory}] if directory else []):
+            values = {**own, **subset}
+            listed.append((values, "regularisation" if on(values.pop("is_reg", False)) else "train"))
+    same = put_sizes(found, sizes)
+    for values, role in listed:
+        put_concept(found, values, role, folder, own_size=not same, weight=1.0 if weight is None else weight)
+    if not listed:
+        found.concept(folder="")
+
+
+def _datasets(text: str) -> Mapping[str, Any]:
+    """Read a list of datasets, as TOML or JSON."""
+    from ...common.json_files import parse_json
+
+    values = parse_json(text) if text.lstrip().startswith("{") else read_toml(text)
+    return values if isinstance(values, Mapping) else {}
+
+
+def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
+    """Set resolution, buckets and batch of a run; tell whether all its datasets have one size.
+
+    Raises ValueError for different batches, which one run here has not.
+    """
+    if batches := {int(each["batch_size"]) for each in datasets if each.get("batch_size")}:
+        if len(batches) > 1:
+            listed = " and ".join(str(each) for each in sorted(batches))
+            raise ValueError(f"its datasets have batches of {listed}, and a run here has one; write one batch_size")
+        if datasets[0].get("batch_size") != DEFAULTS["batch_size"] or len(datasets) > 1:
+            found.put("train.batch_size", batches.pop())
+    first = datasets[0] if datasets else {}
+    same = len({str(each.get("resolution")) for each in datasets}) < 2
+    if same and first.get("resolution"):
+        put_resolution(found, first)
+    if on(first.get("enable_bucket")):
+        step = int(first.get("bucket_reso_steps") or 64)
+        found.put("train.bucket_step", min(512, max(8, round(step / 8) * 8)))
+        if step % 8:
+            found.leave("bucket_reso_steps", step)
+        if on(first.get("bucket_no_upscale")):
+            found.put("train.buckets.no_upscale", True)
+        else:
+            found.put("train.buckets.min_side", int(first.get("min_bucket_reso") or 256))
+            found.put("train.buckets.max_side", int(first.get("max_bucket_reso") or 1024))
+    return same
+
+
+def put_resolution(found: Imported, values: Mapping[str, Any]) -> None:
+    """Set the size of a run: an area with buckets, exactly that one without."""
+    width, height = sides(values["resolution"])
+    if on(values.get("enable_bucket")):
+        found.put("train.resolution", round(math.sqrt(width * height) / 8) * 8)
+    else:
+        found.put("train.buckets.resolutions", [exactly(width, height)])
+
+
+def exactly(width: int, height: int) -> str:
+    """Write one size, whose sides are multiples of 8, as latents need them."""
+    return "x".join(str(max(64, side // 8 * 8)) for side in (width, height))
+
+
+def sides(value: Any) -> tuple[int, int]:
+    """Read "512", "640,384" or [640, 384] as (width, height)."""
+    parts = value if isinstance(value, list) else str(value).strip("()[] ").split(",")
+    try:
+        numbers = [int(float(part)) for part in parts]
+        return numbers[0], numbers[-1]
+    except (TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"its resolution {value!r} is no size; write one such as 512,768") from error
+
+
+def put_concept(
+    found: Imported, values: dict[str, Any], role: str, folder: Path, *, own_size: bool, weight: float
+) -> None:
+    """Add the concept of a folder; train_data_dir and reg_data_dir hold sub-folders, whose names tell the repeats."""
+    given = Given(values, DEFAULTS)
+    tree = on(given.take("tree"))
+    concept: dict[str, Any] = {"role": role, "recursive": tree, "folder_repeats": tree}
+    captions: dict[str, Any] = {"dropout": 0.0, "lines": "draw" if on(given.take("enable_wildcard")) else "first"}
+    for name, (setting, convert) in CAPTIONS.items():
+        value = given.take(name)
+        if value not in (None, "", False, 0) and not (name in DEFAULTS and value == DEFAULTS[name]):
+            captions[setting] = convert(value)
+    ending = str(given.take("caption_extension") or ".caption")
+    captions["extensions"] = [ending if ending.startswith(".") else f".{ending}"]
+    captions["missing"] = "class_prompt" if captions.get("class_prompt") else "error"
+    if table := given.take("metadata_file"):
+        captions |= {"source": "table", "file": str(folder / str(table))}
+    if role == "regularisation" and weight != 1.0:
+        concept["loss_weight"] = weight
+    repeats = float(given.take("num_repeats") or 1)
+    if not tree and repeats != 1:
+        concept["repeats"] = repeats
+    if on(given.take("flip_aug")):
+        concept["flip"] = True
+    augment = {"crop_jitter": 1.0} if on(given.take("random_crop")) else {}
+    augment |= {"hue": 0.02, "saturation": 0.1} if on(given.take("color_aug")) else {}
+    if augment:
+        concept["augment"] = augment
+    if on(given.take("alpha_mask")):
+        concept["masks"] = {"source": "alpha", "unmasked_weight": 0.0, "unmasked_probability": 0.0}
+    if own_size and given.take("resolution"):
+        width, height = sides(given.take("resolution"))
+        side = round(math.sqrt(width * height) / 8) * 8
+        concept["resolutions"] = [str(side) if on(given.take("enable_bucket")) else exactly(width, height)]
+    place = str(given.take("image_dir") or "")
+    given.ignore(OF_A_FOLDER - {"face_crop_aug_range", "keep_tokens_separator", "secondary_separator"})
+    for name in ("face_crop_aug_range", "keep_tokens_separator", "secondary_separator"):
+        if value := given.take(name):
+            found.leave(name, value)
+    for name, value in given.unread():
+        if not WITHOUT_EFFECT.fullmatch(name):
+            found.leave(f"dataset {name}", value)
+    absolute = re.match(r"^(?:[A-Za-z]:|[\\/]|~)", place) or not place
+    found.concept(folder=place if absolute else str(folder / place), **concept, captions=captions)

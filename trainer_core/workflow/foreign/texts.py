@@ -1,0 +1,282 @@
+"""Read the texts of strangers: their encodings, and the command in a script of bash, cmd or PowerShell."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+LARGEST = 2**20  # bytes of a file
+MOST_WORDS = 10_000  # of a command
+MOST_ALIASES = 20  # of a YAML
+PROGRAM = re.compile(r"(?:^|[\\/])([\w.-]*train[\w.-]*\.py)$", re.IGNORECASE)
+SET = {  # how a shell sets a variable, or adds to it
+    "sh": re.compile(
+        r"^\s*(?:export\s+|declare\s+(?:-\w+\s+)?|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL
+    ),
+    "bat": re.compile(r'^\s*@?set\s+"?([^=\s"]+)()=([^"]*)"?\s*$', re.IGNORECASE),
+    "ps1": re.compile(
+        r"^\s*(?:\[[\w.]+\]\s*)?\$(?:env:)?([A-Za-z_]\w*)(?:(\.Add)\(|\s*(\+?)=\s*)(.*?)\)?\s*;?\s*$",
+        re.IGNORECASE | re.DOTALL,
+    ),
+}
+IF = {  # how it asks: the variable, the comparison, the value
+    "sh": re.compile(r"^\s*(?:el)?if\s+\[+\s*\"?\$\{?(\w+)\}?\"?\s*(==|=|!=|-eq|-ne)\s*\"?([^\"\]\s]*)\"?\s*\]+"),
+    "bat": re.compile(r"(?!)"),
+    "ps1": re.compile(r"^\s*\}?\s*(?:else)?if\s*\(\s*\$(\w+)\s*(-eq|-ne)\s*[\"']?([^\"')]*)[\"']?\s*\)", re.IGNORECASE),
+}
+ASKS = {"sh": re.compile(r"^\s*if\b"), "bat": re.compile(r"(?!)"), "ps1": re.compile(r"^\s*if\b", re.IGNORECASE)}
+ELSE = {
+    "sh": re.compile(r"^\s*el(?:se|if)\b"),
+    "bat": re.compile(r"(?!)"),
+    "ps1": re.compile(r"^\s*\}?\s*else", re.IGNORECASE),
+}
+ENDS = {"sh": re.compile(r"\bfi\s*;?\s*$"), "bat": re.compile(r"(?!)"), "ps1": re.compile(r"\}\s*$")}
+USED = {  # how it names one
+    "sh": re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|([A-Za-z_]\w*))"),
+    "bat": re.compile(r"[%!]([A-Za-z_]\w*)()[%!]()"),
+    "ps1": re.compile(r"\$(?:\{(?:env:)?(\w+)()\}|(?:env:)?([A-Za-z_]\w*))", re.IGNORECASE),
+}
+SKIPPED = {
+    "sh": re.compile(r"^\s*(?:#|echo\b|printf\b|$)"),
+    "bat": re.compile(r"^\s*@?(?:rem\b|::|echo\b|title\b|$)", re.IGNORECASE),
+    "ps1": re.compile(r"^\s*(?:#|echo\b|write-(?:host|output)\b|$)", re.IGNORECASE),
+}
+CONTINUED = {"sh": "\\", "bat": "^", "ps1": "`"}
+ESCAPE = {"sh": "\\", "bat": "", "ps1": "`"}
+QUOTES = {"sh": "\"'", "bat": '"', "ps1": "\"'"}
+
+
+def decode(content: bytes) -> str:
+    """Decode a file: by its mark, else UTF-8, else the code page of Western Windows; raises ValueError for binaries."""
+    for mark, name in MARKS:
+        if content.startswith(mark):
+            try:
+                return content.decode(name)
+            except UnicodeDecodeError as error:
+                raise ValueError(f"it begins as {name} and is no such text; save it as UTF-8") from error
+    if b"\0" in content[:4096]:
+        raise ValueError("it is no text; choose the file with the settings")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return content.decode("cp1252", "replace")
+
+
+def read_yaml(text: str) -> Any:
+    """Read YAML; raises ValueError with the line at fault, and for one that stands for more than it writes."""
+    import yaml  # imported here: few need it, and transformers brings it
+
+    try:
+        if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)) > MOST_ALIASES:
+            raise ValueError("it repeats itself by too many aliases; write its values out")
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"it is no YAML: {error.problem}{line}; correct it there") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError("it is no YAML that can be read; save it as UTF-8 text") from error
+
+
+@dataclass(slots=True)
+class Command:
+    """The command of a script that trains."""
+
+    program: str = ""  # such as train_network.py; "" where only arguments are given
+    words: list[str] = field(default_factory=list)  # behind it
+    open: list[str] = field(default_factory=list)  # variables that the script does not set
+    others: int = 0  # commands that train beside it
+    unsure: list[str] = field(default_factory=list)  # arguments that the script adds under a condition
+
+
+def kind_of(suffix: str, text: str) -> str:
+    """Tell the shell of a script, by the ending of its name, else by what it holds."""
+    if suffix in (".bat", ".cmd"):
+        return "bat"
+    if suffix == ".ps1":
+        return "ps1"
+    if suffix in (".sh", ".bash") or text.startswith("#!"):
+        return "sh"
+    windows = re.search(r"\^\s*$|^\s*@?(?:rem|set)\b|[ =\"'][A-Za-z]:\\", text, re.IGNORECASE | re.MULTILINE)
+    return "bat" if windows and not re.search(r"\\\s*$", text, re.MULTILINE) else "sh"
+
+
+def read_script(text: str, suffix: str) -> Command:
+    """Find the command that trains in a script; raises ValueError where there is none, and no arguments either."""
+    kind = kind_of(suffix, text)
+    known: dict[str, list[str]] = {}
+    found: list[tuple[str, list[str], list[str]]] = []
+    plain: list[str] = []
+    asked: list[bool | None] = []  # of each condition around a line: whether it holds; None where nobody knows
+    unsure: list[str] = []
+    for line in _lines(text, kind):
+        if SKIPPED[kind].match(line) or _asks(line, kind, known, asked):
+            continue
+        if any(each is False for each in asked):
+            continue
+        set_here = _set_in(line, kind)
+        if set_here:
+            name, adds, value = set_here
+            words = _expanded(value, kind, known, [])
+            if None in asked:
+                unsure += [word for word in words if word.startswith("--")]
+            else:
+                known[name] = [*known.get(name, ()), *words] if adds else words
+            continue
+        left: list[str] = []
+        words = _expanded(line, kind, known, left)
+        start = next((i for i, word in enumerate(words) if PROGRAM.search(word)), -1)
+        if start >= 0:
+            match = PROGRAM.search(words[start])
+            found.append((match.group(1) if match else "", words[start + 1 :], left))
+        else:
+            first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+            plain += words[first:]
+    if found:
+        program, words, left = found[0]
+        return Command(program, words, list(dict.fromkeys(left)), len(found) - 1, list(dict.fromkeys(unsure)))
+    if plain:
+        return Command("", plain)
+    raise ValueError("it holds no command that trains; choose the script that calls train_network.py")
+
+
+def _asks(line: str, kind: str, known: dict[str, list[str]], asked: list[bool | None]) -> bool:
+    """Follow the conditions of a script in `asked`; tell whether a line is one of them."""
+    found = IF[kind].match(line)
+    holds: bool | None = None
+    if found and (words := known.get(found.group(1).lower() if kind != "sh" else found.group(1))) is not None:
+        same = " ".join(words).lower() == found.group(3).strip().lower()
+        holds = same if found.group(2) in ("==", "=", "-eq") else not same
+    if ELSE[kind].match(line):
+        if asked:
+            before = asked.pop()
+            asked.append(holds if found and before is False else None if before is None else not before)
+        return True
+    if ASKS[kind].match(line):
+        if not ENDS[kind].search(line):
+            asked.append(holds)
+        return True
+    if ENDS[kind].search(line) and asked and line.strip() in ("fi", "fi;", "}"):
+        asked.pop()
+        return True
+    return False
+
+
+def _set_in(line: str, kind: str) -> tuple[str, bool, str] | None:
+    """Read (name, whether it adds, value) of a line that sets a variable and does nothing else."""
+    match = SET[kind].match(line)
+    if not match:
+        return None
+    name, value = match.group(1), match.groups()[-1].strip()
+    adds = any(part in ("+", ".Add") for part in match.groups()[1:-1] if part)
+    if kind == "sh" and not value.startswith("(") and len([*_split(line.replace("export ", ""), kind)]) > 1:
+        return None  # a variable of one command
+    value = value.removeprefix("@").strip()
+    inner = value[1:-1] if value.startswith("(") and value.endswith(")") else value
+    return (name if kind == "sh" else name.lower()), adds, "" if inner.startswith("[") and kind == "ps1" else inner
+
+
+def _lines(text: str, kind: str) -> Iterator[str]:
+    """Yield the lines of a script; those that go on are one, and a bracket of an array is closed."""
+    joined = ""
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        if joined and SKIPPED[kind].match(line) and line.strip():  # a comment between the parts of a command
+            continue
+        joined += line
+        bare = joined.rstrip()
+        if bare.endswith(CONTINUED[kind]):
+            joined = bare[:-1] + " "
+        elif kind != "bat" and re.match(r"^[\s\w$:]*=\s*@?\(", joined) and ")" not in joined:
+            joined = re.sub(r"\s#.*$", "", joined) + " "
+        else:
+            yield joined
+            joined = ""
+    if joined:
+        yield joined
+
+
+def _expanded(line: str, kind: str, known: dict[str, list[str]], left: list[str]) -> list[str]:
+    """Split a line into words, with the variables that are known; left: gets the others."""
+    words: list[str] = []
+    for raw, quote in _split(line, kind):
+        if quote == "'" or len(words) > MOST_WORDS:
+            words.append(raw)
+            continue
+        whole = USED[kind].fullmatch(raw)
+        name = (whole.group(1) or whole.group(3)) if whole else ""
+        key = name.lower() if kind != "sh" else name
+        if whole and key in known:
+            words += known[key]
+            continue
+
+        def value(match: re.Match[str]) -> str:
+            name = match.group(1) or match.group(3)
+            key = name.lower() if kind != "sh" else name
+            if key in known:
+                return " ".join(known[key])
+            if match.group(2):
+                return match.group(2)
+            left.append(match.group())
+            return match.group()
+
+        words.append(USED[kind].sub(value, raw))
+    return words
+
+
+def _split(line: str, kind: str) -> Iterator[tuple[str, str]]:
+    """Yield (word, the quote around all of it or "") of a line as its shell splits it."""
+    word, quote, around, started = "", "", "", False
+    escape = ESCAPE[kind]
+    at = 0
+    while at < len(line):
+        letter = line[at]
+        if quote:
+            if letter == quote:
+                quote = ""
+            elif letter == escape and quote == '"' and at + 1 < len(line) and line[at + 1] in '"\\$`':
+                at += 1
+                word += line[at]
+            else:
+                word += letter
+        elif letter in QUOTES[kind]:
+            quote, started, around = letter, True, letter if not word else ""
+        elif letter == escape and at + 1 < len(line):
+            at += 1
+            word, started = word + line[at], True
+        elif letter.isspace() or (kind == "ps1" and letter == "," and not word.startswith("-")):
+            if started or word:
+                yield word, around
+            word, around, started = "", "", False
+        elif letter == "#" and kind != "bat" and not word and not started:
+            break
+        else:
+            word += letter
+        at += 1
+    if started or word:
+        yield word, around
+
+
+def arguments(words: list[str], lists: frozenset[str]) -> tuple[dict[str, object], list[str]]:
+    """Read --name value, --name=value and --flag; lists: names that take several values. Also returns what is left."""
+    found: dict[str, object] = {}
+    left: list[str] = []
+    name = ""
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = ([value] if name in lists else value) if equals else True
+            if equals and name not in lists:
+                name = ""
+        elif name:
+            before = found[name]
+            if name in lists:
+                found[name] = [*(before if isinstance(before, list) else []), word]
+            else:
+                found[name], name = word, ""
+        else:
+            left.append(word)
+    return found, left
