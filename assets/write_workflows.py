@@ -193,9 +193,17 @@ def written(node: Node, links: list[tuple[int, Node, int, Node, int, str]], orde
 
 
 def of_stable_diffusion(
-    graph: Graph, checkpoint: File | None, concept: dict[str, Any], train: dict[str, Any], drawn: dict[str, Any]
+    graph: Graph,
+    checkpoint: File | None,
+    concept: dict[str, Any],
+    train: dict[str, Any],
+    drawn: dict[str, Any],
+    objective: dict[str, Any] | None = None,
 ) -> None:
-    """Add the five nodes of a workflow for Stable Diffusion, which draws before and after, without its note."""
+    """Add the nodes of a workflow for Stable Diffusion, which draws before and after, without its note.
+
+    objective: of Noise & Loss, where there is one.
+    """
     base = graph.add(
         "AtelierLoadBaseModel",
         (0, 0),
@@ -204,12 +212,16 @@ def of_stable_diffusion(
         checkpoint=checkpoint.name if checkpoint else TINY,
     )
     data = graph.add("AtelierConceptDataset", (0, 440), (300, 290), **concept)
+    kept = {}
+    if objective:
+        node = graph.add("AtelierObjective", (130, 790), (170, 30), collapsed=True, **objective)
+        kept["objective"] = (node, "OBJECTIVE")
     # The links from the base to Sample pass above Train LoRA, which stands lower for that.
     trained = graph.add(
         "AtelierTrain",
         (360, 150),
         (380, 600),
-        linked={"base_model": (base, "BASE_MODEL"), "dataset": (data, "DATASET")},
+        linked={"base_model": (base, "BASE_MODEL"), "dataset": (data, "DATASET"), **kept},
         **train,
     )
     sample = graph.add(
@@ -231,7 +243,7 @@ def of_stable_diffusion(
 
 
 EXAMPLE = {"folder": "atelier:concept_example"}
-ON_TOY = {"width": 128, "height": 128, "steps": 20, "cfg": 4.0, "sampler_name": "euler", "scheduler": "normal"}
+ON_TOY = {"width": 128, "height": 128, "steps": 20, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal"}
 MY = {"folder": "my_pictures", "trigger_word": "mychar"}
 PICTURES = (
     "Put 15 to 40 varied pictures into *input/my_pictures*: different poses, clothes, light and places, no duplicates. "
@@ -243,24 +255,33 @@ LATER = (
 )
 
 
+# Keeps other pictures as the base draws them: figures beside creatures, as both are near the mossling.
+KEPT = {"min_snr_gamma": 5.0, "preservation": "class", "preservation.preservation_trigger": "mossling"} | {
+    "preservation.preservation_class": "circle and a creature"
+}
+
+
 def node_by_node(graph: Graph) -> dict[str, Any]:
     """Write the quickstart: each step is a node of its own."""
     of_stable_diffusion(
         graph,
         None,
         EXAMPLE,
-        {"name": "mossling", "steps": 250, "batch_size": 4},
+        {"name": "mossling", "steps": 500, "batch_size": 2},
         {"prompt": "a mossling on a blue background", "batch_size": 4, "seed": 5, **ON_TOY},
+        KEPT,
     )
     graph.note(
         (1190, 390),
-        (330, 330),
+        (330, 360),
         "Press **Run**. In a minute or two a toy model learns a *mossling*, and draws it: without the LoRA at the "
         "left, with it at the right.\n\n**Your own pictures**\n\n1. Put 10 to 30 pictures into *input/my_pictures*, "
         "each with a text file of the same name that describes it.\n2. **Concept Dataset**: write *my_pictures* into "
         "*folder* and a made-up word into *trigger_word*.\n3. **Load Base Model**: choose your checkpoint.\n4. "
-        "**Train LoRA**: give it a *name*, 1000 *steps*, *batch_size* 1.\n5. **Sample**: empty *prompt*, *width* and "
-        "*height* 0 draw what was trained.\n\nFor Flux, Z-Image, Qwen-Image and others take their own templates.",
+        "**Noise & Loss** keeps other things as they are: write your word and what it names (*person*), or delete "
+        "it.\n5. **Train LoRA**: give it a *name*, 1000 *steps*, *batch_size* 1.\n6. **Sample**: empty *prompt*, "
+        "*width* and *height* 0 draw what was trained.\n\nFor Flux, Z-Image, Qwen-Image and others take their own "
+        "templates.",
     )
     return graph.workflow()
 
@@ -508,7 +529,7 @@ def shipped_blueprint(graph: Graph) -> dict[str, Any]:
     return graph.workflow(BlueprintDescription=ABOUT, BlueprintSearchAliases=ALIASES)
 
 
-TOY_TRAIN = {"name": "my_first_lora", "steps": 250, "batch_size": 4}
+TOY_TRAIN = {"name": "my_first_lora", "steps": 400, "batch_size": 4}
 
 
 def start(graph: Graph) -> dict[str, Any]:

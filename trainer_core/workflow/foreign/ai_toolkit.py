@@ -42,7 +42,7 @@ FAMILIES = {"sdxl": "", "sd1": "", "sd2": "", "sd": "", "ssd": "", "vega": "", "
 }  # fmt: skip
 FLAGS = {"is_flux": "flux", "is_v3": "sd3", "is_auraflow": "auraflow", "is_pixart": "pixart", "is_lumina2": "lumina2"}
 WITHOUT_EFFECT = frozenset({
-    "type", "training_folder", "device", "sqlite_db_path", "performance_log_every", "logging", "meta", "config_file",
+    "type", "training_folder", "device", "performance_log_every", "logging", "meta", "config_file",
     "disable_sampling", "skip_first_sample", "cache_latents", "cache_latents_to_disk", "cache_text_embeddings",
     "push_to_hub", "hf_private", "hf_repo_id", "sampler", "walk_seed", "quantize", "quantize_te", "qtype", "qtype_te",
     "low_vram", "arch", "is_xl", "is_v2", "dtype", "force_first_sample", "unload_text_encoder", "save_format",
