@@ -214,7 +214,7 @@ def of_stable_diffusion(
     data = graph.add("AtelierConceptDataset", (0, 440), (300, 290), **concept)
     kept = {}
     if objective:
-        node = graph.add("AtelierObjective", (130, 790), (170, 30), collapsed=True, **objective)
+        node = graph.add("AtelierObjective", (130, 835), (170, 30), collapsed=True, **objective)
         kept["objective"] = (node, "OBJECTIVE")
     # The links from the base to Sample pass above Train LoRA, which stands lower for that.
     trained = graph.add(
@@ -267,7 +267,7 @@ def node_by_node(graph: Graph) -> dict[str, Any]:
         graph,
         None,
         EXAMPLE,
-        {"name": "mossling", "steps": 500, "batch_size": 2},
+        {"name": "mossling", "steps": 400, "batch_size": 2},
         {"prompt": "a mossling on a blue background", "batch_size": 4, "seed": 5, **ON_TOY},
         KEPT,
     )

@@ -56,7 +56,7 @@ def main() -> None:
 
 def open_quickstart(page: Page, url: str) -> None:
     """Open the quickstart in Vue nodes, without panels around it."""
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(400_000)
     page.goto(url, wait_until="domcontentloaded")
     page.wait_for_function("() => window.app?.extensionManager && window.app.graph")
     for name, value in SETTINGS.items():
