@@ -11,10 +11,12 @@ from pathlib import Path
 
 from ..common.command_line import PROGRAM, run_command
 from ..common.files import file_digest, written_whole
+from ..common.wording import printable
 from ..config import MODEL_FILES, BaseModelConfig, ConnectedConfig
 from ..models import Chosen
+from ..workflow.foreign.exporting import PROGRAMS, write_for
 from ..workflow.importing import bring
-from ..workflow.run_file import RunFile, write_run
+from ..workflow.run_file import RunFile, read_open, write_run
 from ..workflow.write import workflow_of
 from .train import add_source, read_source
 
@@ -27,11 +29,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} export", description=text)
     add_source(parser, "FROM", "a saved workflow, a TOML, a run's folder or its run.json")
     parser.add_argument("to", metavar="TO", type=Path, help="the new file: .toml, or .json for a workflow")
+    parser.add_argument("--for", dest="program", choices=PROGRAMS, help="write a file of another trainer instead")
     return run_command(export, parser.parse_args(arguments))
 
 
 def export(options: argparse.Namespace) -> int:
     """Read the one file and write the other; an existing file is not replaced."""
+    if options.program:
+        return export_for(options)
     kind = options.to.suffix.lower()
     if kind not in (".toml", ".json") or options.to.exists():
         raise ValueError(f"{options.to} exists already, or ends in neither .toml nor .json; choose another name.")
@@ -40,6 +45,27 @@ def export(options: argparse.Namespace) -> int:
     with written_whole(options.to) as temporary:
         temporary.write_text(text, encoding="utf-8")
     print(f"Saved as {options.to}.", file=sys.stdout)
+    return 0
+
+
+def export_for(options: argparse.Namespace) -> int:
+    """Write a file of another trainer, and list what it cannot say; existing files are not replaced."""
+    ending = PROGRAMS[options.program][0]
+    if options.to.suffix.lower() != ending:
+        raise ValueError(f"{options.to} is to be a file of {options.program}; let its name end in {ending}.")
+    run = read_source(options, lambda *_: LINKED)
+    found = write_for(options.program, run.name, run.config, read_open({"base_model": {"path": ""}}))
+    files = {options.to.with_name(options.to.stem + (more or ending)): text for more, text in found.files.items()}
+    if taken := next((file for file in files if file.exists()), None):
+        raise ValueError(f"{taken} exists already; choose another name.")
+    for file, text in files.items():
+        with written_whole(file) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    print(f"Saved as {' and '.join(str(file) for file in files)}.")
+    if found.left:
+        print(f"{options.program} cannot say:")
+    for line in found.left:
+        print(f"  {printable(line)}")
     return 0
 
 

@@ -15,7 +15,7 @@ from lora_atelier.trainer_core.workflow.foreign.texts import arguments, read_scr
 from lora_atelier.trainer_core.workflow.importing import bring
 from lora_atelier.trainer_core.workflow.places import Folders
 from lora_atelier.trainer_core.workflow.read import read_workflow
-from lora_atelier.trainer_core.workflow.run_file import read_open, read_run
+from lora_atelier.trainer_core.workflow.run_file import RunFile, read_open, read_run, write_run
 
 SCRIPT = r"""#!/bin/bash
 # trains a character
@@ -430,3 +430,55 @@ def test_files_that_a_file_names_are_read_from_its_own_folder_alone(tmp_path):
     (folder / "in.toml").symlink_to(tmp_path / "outside.toml")
     found = read_foreign(saved(folder, "b.sh", text.replace(str(tmp_path / "outside.toml"), "in.toml")))
     assert found.values["train"]["steps"] == 1600
+
+
+FULL = {
+    "base_model": {"path": "/m/b.safetensors", "clip_skip": 2, "precision": "bfloat16", "prediction": "v_prediction"},
+    "lora": {"rank": 32, "alpha": 16.0, "preset": "full", "conv_rank": 8, "conv_alpha": 4.0, "dora": True},
+    "optimizer": {"name": "adamw8bit", "options": {"weight_decay": 0.1, "beta2": 0.99}, "learning_rate": 2e-4}
+    | {"text_encoder_learning_rate": 5e-5},
+    "scheduler": {"name": "cosine_with_restarts", "cycles": 3, "warmup_steps": 10, "warmup_unit": "percent"},
+    "objective": {"min_snr_gamma": 5.0, "noise_offset": 0.05, "max_timestep": 899, "stratified_timesteps": True},
+    "train": {"epochs": 4, "batch_size": 3, "accumulate": 2, "seed": 7, "resolution": 768, "bucket_step": 64},
+    "dataset": {
+        "concepts": [
+            {"folder": "/d/cats", "repeats": 3.0, "flip": True, "captions": {"shuffle": True, "keep": 1}},
+            {"folder": "/d/reg", "role": "regularisation"},
+        ]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", ["sd-scripts", "ai-toolkit", "onetrainer"])
+def test_what_is_exported_is_read_back_as_it_was(tmp_path, capsys, program):
+    (tmp_path / "run.toml").write_text(write_run(RunFile(name="cat", config=read_open(FULL))), encoding="utf-8")
+    ending = {"sd-scripts": ".toml", "ai-toolkit": ".yaml", "onetrainer": ".json"}[program]
+    to = tmp_path / f"theirs{ending}"
+    assert main(["export", str(tmp_path / "run.toml"), str(to), "--for", program]) == 0
+    said = capsys.readouterr().out
+    assert f"{program} cannot say:" in said and "stratified_timesteps = True" in said
+    if program == "sd-scripts":
+        text = to.read_text(encoding="utf-8") + 'dataset_config = "theirs-dataset.toml"\n'
+        to.write_text(text, encoding="utf-8")
+    found = read_foreign(to)
+    was, config = read_open(FULL), read_open(found.values)
+    assert found.name == "cat" and config.base_model.path == was.base_model.path
+    assert (config.lora.rank, config.lora.alpha) == (32, 16) and config.optimizer.name == "adamw8bit"
+    assert config.optimizer.part_rates == was.optimizer.part_rates
+    assert config.optimizer.options["weight_decay"] == 0.1 and config.objective.min_snr_gamma == 5
+    assert (config.train.batch_size, config.train.accumulate) == (3, 2)
+    assert config.dataset.concepts[0].role == "train" and config.dataset.concepts[0].flip
+    assert config.dataset.concepts[0].repeats == 3 and config.dataset.concepts[0].captions.shuffle
+    if program == "sd-scripts":
+        assert config.lora == was.lora and config.scheduler == was.scheduler and config.train.seed == 7
+        assert (config.train.epochs, config.train.resolution) == (4, 768)
+        assert config.objective.replace(stratified_timesteps=True) == was.objective
+        assert (config.base_model.clip_skip, config.base_model.prediction) == (2, "v_prediction")
+    assert main(["export", str(tmp_path / "run.toml"), str(to), "--for", program]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_an_open_rate_is_not_guessed(tmp_path, capsys):
+    (tmp_path / "run.toml").write_text('name = "a"\n[base_model]\npath = "m"\n', encoding="utf-8")
+    assert main(["export", str(tmp_path / "run.toml"), str(tmp_path / "a.toml"), "--for", "sd-scripts"]) == 2
+    assert "is open; export a run's folder" in capsys.readouterr().err

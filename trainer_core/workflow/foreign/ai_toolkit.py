@@ -212,7 +212,6 @@ def _schedule(found: Imported, given: Given) -> None:
     found.put("scheduler.name", SCHEDULES[name])
     if name == "cosine_with_restarts":
         found.put("scheduler.cycles", max(1, int(float(params.get("num_cycles") or 1))))
-        found.put("scheduler.gamma", 1.0)
     if warmup := params.get("num_warmup_steps") or params.get("warmup_steps"):
         put_warmup(found, warmup)
 

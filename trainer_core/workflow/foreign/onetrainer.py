@@ -326,7 +326,6 @@ def _schedule(found: Imported, given: Given) -> None:
         found.put("scheduler.expression", formula.format(turns=f"{2 * cycles + 1:g}"))
     if ours == "cosine_with_restarts":
         found.put("scheduler.cycles", max(1, round(cycles)))
-        found.put("scheduler.gamma", 1.0)
         if cycles != round(cycles):
             found.leave("learning_rate_cycles", cycles)
     if (least := number(found, given, "learning_rate_min_factor")) and ours != "constant":

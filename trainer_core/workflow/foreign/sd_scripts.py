@@ -440,7 +440,6 @@ def put_schedule(found: Imported, given: Given) -> None:
     given.ignore(("lr_warmup_steps",))
     if name == "cosine_with_restarts":
         take(found, given, "lr_scheduler_num_cycles", "scheduler.cycles", lambda value: max(1, int(float(value))))
-        found.put("scheduler.gamma", 1.0)  # theirs start as high as the first
     if name == "polynomial":
         take(found, given, "lr_scheduler_power", "scheduler.power", float)
     if name in ("cosine_with_min_lr", "warmup_stable_decay"):
