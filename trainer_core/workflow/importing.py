@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +47,8 @@ def bring(path: Path, *, hidden: Path | None = None) -> Brought:
     if found.family:
         base = found.values.setdefault("base_model", {})
         base |= {"path": found.family, "connected": base.get("connected", {})}
-    run = RunFile(name=plain_name(found.name), config=read_open(found.values))
+    name = re.sub(r"[^\w ().-]+", "_", found.name)[:100].strip(" .") or "my_lora"
+    run = RunFile(name=plain_name(name), config=read_open(found.values))
     models = found.models if found.family else None
     left_open = _left_open(found, workflow_of(run, models, found.family))
     report = describe(found)

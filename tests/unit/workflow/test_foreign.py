@@ -482,3 +482,55 @@ def test_an_open_rate_is_not_guessed(tmp_path, capsys):
     (tmp_path / "run.toml").write_text('name = "a"\n[base_model]\npath = "m"\n', encoding="utf-8")
     assert main(["export", str(tmp_path / "run.toml"), str(tmp_path / "a.toml"), "--for", "sd-scripts"]) == 2
     assert "is open; export a run's folder" in capsys.readouterr().err
+
+
+PIPE = """
+output_dir = "/out/cat"
+dataset = "dataset.toml"
+epochs = 20
+micro_batch_size_per_gpu = 2
+gradient_clipping = 1.0
+warmup_steps = 10
+[model]
+type = "wan"
+ckpt_path = "/m/wan.safetensors"
+dtype = "bfloat16"
+timestep_sample_method = "logit_normal"
+odd = 1
+[adapter]
+type = "lora"
+rank = 32
+[optimizer]
+type = "adamw_optimi"
+lr = 2e-5
+betas = [0.9, 0.99]
+"""
+TUNER = {
+    "--model_type": "lora", "--model_family": "sdxl", "--pretrained_model_name_or_path": "/m/xl.safetensors",
+    "--lora_rank": 8, "--max_train_steps": 300, "--train_batch_size": 2, "--learning_rate": "2e-4", "--odd": "x",
+    "--data_backend_config": "backends.json", "--output_dir": "out/my+cat", "--lr_warmup_steps": 5,
+}  # fmt: skip
+BACKENDS = [
+    {"id": "a", "type": "local", "instance_data_dir": "/d/a", "caption_strategy": "textfile", "repeats": 4,
+     "resolution": 1, "resolution_type": "area"},
+    {"id": "t", "dataset_type": "text_embeds"},
+]  # fmt: skip
+
+
+def test_the_common_part_of_diffusion_pipe_and_simpletuner_is_read(tmp_path):
+    saved(tmp_path, "dataset.toml", 'resolutions = [512]\n[[directory]]\npath = "/d/a"\nnum_repeats = 3\n')
+    found = read_foreign(saved(tmp_path, "a.toml", PIPE))
+    assert found.name == "cat" and found.family == "wan" and found.left == ["model.odd = 1"]
+    config = read_open(found.values | {"base_model": {"path": "m", "precision": "bfloat16"}})
+    assert (config.lora.rank, config.lora.alpha, config.train.epochs, config.train.batch_size) == (32, 32, 20, 2)
+    assert config.optimizer.learning_rate == 2e-5 and config.optimizer.options["beta2"] == 0.99
+    assert config.dataset.concepts[0].repeats == 3 and config.dataset.concepts[0].resolutions == ("512",)
+    saved(tmp_path, "backends.json", json.dumps(BACKENDS))
+    path = saved(tmp_path, "b.json", json.dumps(TUNER))
+    found = read_foreign(path)
+    config = read_open(found.values)
+    assert found.left == ["odd = 'x'"] and bring(path).name == "my_cat"
+    assert (config.lora.rank, config.lora.alpha, config.train.steps) == (8, 8, 300)
+    assert config.optimizer.part_rates == (2e-4, 0, 0) and config.scheduler.name == "expression"
+    (concept,) = config.dataset.concepts
+    assert (concept.repeats, concept.resolutions) == (5, ("1000",))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...common.json_files import parse_json
 from ..toml_text import read_toml
-from . import ai_toolkit, easy, kohya_gui, onetrainer, sd_scripts
+from . import ai_toolkit, diffusion_pipe, easy, kohya_gui, onetrainer, sd_scripts, simpletuner
 from .imported import Imported
 from .texts import LARGEST, decode, read_yaml
 
@@ -17,10 +17,13 @@ Readers = tuple[tuple[Callable[[Any], bool], Callable[[Any, Path], Imported]], .
 # How a program's values are told, and read; the first that fits counts.
 TABLES: Readers = (
     (easy.recognises, easy.read_easy),
+    (diffusion_pipe.recognises, diffusion_pipe.read_diffusion_pipe),
+    (diffusion_pipe.recognises_directories, diffusion_pipe.read_directories),
     (sd_scripts.recognises, lambda values, folder: sd_scripts.read_sd_scripts(sd_scripts.flat(values), folder)),
 )
 OBJECTS: Readers = (
     (ai_toolkit.recognises, ai_toolkit.read_ai_toolkit),
+    (simpletuner.recognises, simpletuner.read_simpletuner),
     (onetrainer.recognises, onetrainer.read_onetrainer),
     (onetrainer.recognises_concepts, onetrainer.read_concepts),
     (kohya_gui.recognises, kohya_gui.read_kohya_gui),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...config import setting as named
 from .imported import Given, Imported
 from .sd_scripts import number, on, put_optimizer, put_prompts, put_warmup, take
 
@@ -156,7 +157,7 @@ def _network(found: Imported, given: Given) -> None:
         patterns = kwargs.get(name) if isinstance(kwargs, Mapping) else None
         if patterns:
             found.leave(f"network.{name}", patterns)
-            found.open.append(f"The file chooses layers by {name}; write them as {setting} of LoRA Config.")
+            found.open.append(f"The file chooses layers by {name}; write them into {named(f'lora.{setting}')}.")
 
 
 def _train(found: Imported, given: Given, trigger: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...config import ALGORITHMS, OPTIMIZERS
+from ...config import ALGORITHMS, OPTIMIZERS, node
 from ...config.optimizer import RATES
 from ..toml_text import read_toml
 from .imported import Convert, Given, Imported, optimizer_named
@@ -268,7 +268,7 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
     _noise(found, given)
     put_schedule(found, given)
     _optimizer(found, given, second="sdxl" in script or on(given.take("sdxl")), family=family)
-    _network(found, given, family)
+    put_network(found, given, family)
     _intervals(found, given, folder)
     _folders(found, given, folder)
     if (kind := given.take("log_with")) is not None:
@@ -575,7 +575,7 @@ def pairs(value: Any) -> Iterator[tuple[str, str]]:
                 yield name.strip(), text.strip().strip("\"'") if equals else "True"
 
 
-def _network(found: Imported, given: Given, family: str) -> None:
+def put_network(found: Imported, given: Given, family: str) -> None:
     """Read the network: its kind, ranks, and network_args; convolutions are trained where they have a rank."""
     module = str(given.take("network_module") or "networks.lora")
     args = dict(pairs(given.take("network_args")))
@@ -610,13 +610,13 @@ def _network(found: Imported, given: Given, family: str) -> None:
     weights = given.take("base_weights")
     given.ignore(("base_weights_multiplier", "dim_from_weights"))
     for each in weights if isinstance(weights, list) else filter(None, [weights]):
-        found.open.append(f"The run trains on top of the LoRA {each}; add it by Existing LoRA, with use beneath.")
+        found.open.append(f"The run trains on top of the LoRA {each}; add it by {node('existing_lora')}, beneath.")
 
 
 def put_start(found: Imported, path: str) -> None:
     """Say which LoRA is continued: its layers are needed at once, so it is chosen where it lies."""
     if path:
-        found.open.append(f"The run continues the LoRA {path}; add it by Existing LoRA.")
+        found.open.append(f"The run continues the LoRA {path}; add it by {node('existing_lora')}.")
 
 
 def _layers(found: Imported, args: dict[str, str], *, lycoris: bool, rank: float, alpha: float, family: str) -> None:

@@ -1,0 +1,179 @@
+"""Read the config.json of SimpleTuner, and the list of data backends that it names: what both programs share.
+
+Source of names and defaults: its documentation of options and of data loaders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...common.json_files import parse_json
+from .imported import Given, Imported
+from .sd_scripts import beside, number, on, put_network, put_optimizer, put_warmup, take
+
+PROGRAM = "SimpleTuner"
+DEFAULTS: dict[str, Any] = {
+    "model_type": "lora", "lora_type": "standard", "lora_rank": 16, "learning_rate": 1e-4, "optimizer": "adamw_bf16",
+    "lr_scheduler": "sine", "lr_warmup_steps": 500, "train_batch_size": 1, "gradient_accumulation_steps": 1,
+    "max_train_steps": 0, "num_train_epochs": 1, "mixed_precision": "bf16", "max_grad_norm": 2.0, "resolution": 1024,
+    "resolution_type": "pixel_area", "caption_dropout_probability": 0.0, "checkpointing_steps": 500, "seed": 42,
+    "lora_dropout": 0.1, "flow_schedule_shift": 3.0, "validation_steps": 100, "model_flavour": "",
+}  # fmt: skip
+FAMILIES = {"sdxl": "", "sd1x": "", "sd2x": "", "sd3": "sd3", "flux": "flux", "flux2": "flux2", "chroma": "chroma"} | {
+    "pixart_sigma": "pixart", "qwen_image": "qwen_image", "wan": "wan", "hidream": "hidream", "lumina2": "lumina2",
+    "ltxvideo": "ltxv", "omnigen": "omnigen", "z_image": "z_image", "auraflow": "auraflow",
+}  # fmt: skip
+SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine", "linear": "linear"} | {
+    "cosine_with_restarts": "cosine_with_restarts",
+    "polynomial": "polynomial",
+}
+SINE = "0.5 * (1 + sin(pi * t + pi / 2))"
+WITHOUT_EFFECT = frozenset({
+    "output_dir", "resume_from_checkpoint", "report_to", "tracker_project_name", "tracker_run_name", "hub_model_id",
+    "push_to_hub", "push_checkpoints_to_hub", "data_backend_config", "aspect_bucket_rounding", "minimum_image_size",
+    "disable_benchmark", "vae_batch_size", "cache_dir", "checkpoints_total_limit", "validation_seed",
+    "base_model_precision",
+    "validation_guidance", "validation_resolution", "validation_num_inference_steps", "validation_negative_prompt",
+    "use_ema", "lora_alpha", "user_prompt_library", "webhook_config", "aspect_bucket_alignment", "attention_mechanism",
+    "compress_disk_cache", "delete_problematic_images", "override_dataset_config", "validation_torch_compile",
+    "validation_prompt", "validation_steps", "model_flavour", "resolution_type", "lora_type", "model_type",
+    "num_eval_images",
+    "text_encoder_1_precision", "text_encoder_2_precision", "text_encoder_3_precision", "quantize_via", "save_state",
+    "validation_guidance_rescale", "validation_using_datasets", "metadata_update_interval", "write_batch_size",
+    "caption_dropout_probability", "flow_schedule_shift", "flow_schedule_auto_shift", "checkpointing_steps",
+})  # fmt: skip
+
+
+def recognises(values: Any) -> bool:
+    """Tell whether a JSON is a config.json of SimpleTuner."""
+    names = {str(name).lstrip("-") for name in values} if isinstance(values, Mapping) else set()
+    return "model_family" in names or {"data_backend_config", "lora_rank"} <= names
+
+
+def read_simpletuner(values: Mapping[str, Any], folder: Path) -> Imported:
+    """Read a configuration; folder: in which relative paths start."""
+    given = Given({str(name).lstrip("-"): value for name, value in values.items()}, DEFAULTS)
+    if str(given.take("model_type")) != "lora":
+        raise ValueError(f"its model_type is {given.take('model_type')}, and here LoRAs are trained; set it to lora")
+    found = Imported(program=PROGRAM, name=Path(str(given.take("output_dir") or "my_lora")).name or "my_lora")
+    kind = str(given.take("model_family") or "")
+    found.family = FAMILIES.get(kind, kind)
+    path = str(given.take("pretrained_model_name_or_path") or "")
+    if found.family:
+        found.models["diffusion_model"] = str(given.take("pretrained_transformer_model_name_or_path") or path)
+    else:
+        found.put("base_model.path", path)
+    _network(found, given, folder)
+    if dropout := number(found, given, "lora_dropout"):
+        found.put("lora.dropout", dropout)
+    steps = number(found, given, "max_train_steps")
+    epochs = number(found, given, "num_train_epochs")
+    found.put("train.steps", int(steps)) if steps else found.put("train.epochs", max(1, int(epochs or 1)))
+    take(found, given, "train_batch_size", "train.batch_size", int)
+    take(found, given, "gradient_accumulation_steps", "train.accumulate", int)
+    take(found, given, "seed", "train.seed", lambda value: max(0, int(value)))
+    take(found, given, "max_grad_norm", "optimizer.max_grad_norm", float)
+    found.put("optimizer.learning_rate", number(found, given, "learning_rate") or 1e-4)
+    put_optimizer(
+        found, {"adamw_bf16": "adamw", "optimi-adamw": "adamw"}.get(name := str(given.take("optimizer")), name)
+    )
+    _schedule(found, given)
+    precision = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}.get(str(given.take("mixed_precision")))
+    if precision:
+        found.put("base_model.precision", precision)
+    if gamma := number(found, given, "snr_gamma"):
+        found.put("objective.min_snr_gamma", gamma)
+    if offset := number(found, given, "noise_offset"):
+        found.put("objective.noise_offset", offset)
+    if on(given.take("gradient_checkpointing")):
+        found.put("memory.checkpointing", "full")
+    if on(given.take("use_ema")):
+        found.put("optimizer.ema_decay", number(found, given, "ema_decay") or 0.995)
+    if found.family and not on(given.take("flow_schedule_auto_shift")):
+        found.put("objective.timestep_shift", number(found, given, "flow_schedule_shift") or 1.0)
+    if every := number(found, given, "checkpointing_steps"):
+        found.put("saves.save_every", int(every))
+        found.put("saves.save_unit", "steps")
+    if prompt := str(given.take("validation_prompt") or "").strip():
+        found.put("sample.prompts", [" ".join(prompt.split())])
+        found.put("saves.sample_every", int(number(found, given, "validation_steps") or 100))
+    _backends(found, given, folder)
+    for key, value in given.unread():
+        if key not in WITHOUT_EFFECT:
+            found.leave(key, value)
+    return found
+
+
+def _network(found: Imported, given: Given, folder: Path) -> None:
+    """Read the network: LyCORIS has a file of its own, whose words are those of its other users."""
+    rank, alpha = number(found, given, "lora_rank") or 16, number(found, given, "lora_alpha")
+    lycoris, name = (
+        str(given.take("lora_type")) == "lycoris",
+        str(given.take("lycoris_config") or "lycoris_config.json"),
+    )
+    text = beside(folder, name) if lycoris else None
+    values = parse_json(text) if text else None
+    if isinstance(values, Mapping):
+        plain = ("algo", "factor", "conv_dim", "conv_alpha", "use_tucker", "full_matrix", "dropout", "rank_dropout")
+        args = {key: values[key] for key in plain if key in values}
+        args |= {"preset": "full"}
+        network = {"network_module": "lycoris.kohya", "network_dim": values.get("linear_dim"), "network_args": args}
+        put_network(found, Given({**network, "network_alpha": values.get("linear_alpha")}, {}), found.family)
+        return
+    if lycoris:
+        found.open.append(f"The network is described in {name}, which does not lie beside the file; put it there.")
+    found.put("lora.rank", int(rank))
+    found.put("lora.alpha", rank if alpha is None else alpha)
+    found.put("lora.preset", "auto" if found.family else "attn-mlp")
+
+
+def _schedule(found: Imported, given: Given) -> None:
+    name = str(given.take("lr_scheduler"))
+    if name == "sine":
+        found.put("scheduler.name", "expression")
+        found.put("scheduler.expression", SINE)
+    elif name in SCHEDULES:
+        found.put("scheduler.name", SCHEDULES[name])
+    else:
+        raise ValueError(f"its lr_scheduler {name} has no counterpart here; choose another one there")
+    put_warmup(found, given.take("lr_warmup_steps"))
+
+
+def _size(value: Any, kind: str) -> str:
+    """Write a size: megapixels as the side of a square."""
+    side = float(value or 1024)
+    return str(max(64, round(side if "pixel" in kind else 1000 * side**0.5) // 8 * 8))
+
+
+def _backends(found: Imported, given: Given, folder: Path) -> None:
+    """Read the backends that hold pictures; one is left open where their file does not lie beside."""
+    name, values = str(given.take("data_backend_config") or ""), []
+    if name:
+        text = beside(folder, name)
+        values = parse_json(text) if text else []
+        if text is None:
+            found.open.append(f"The pictures are listed in {name}, which does not lie beside the file; put it there.")
+    usual, kind = given.take("resolution"), str(given.take("resolution_type"))
+    dropout = float(given.take("caption_dropout_probability") or 0.0)
+    for each in values if isinstance(values, list) else ():
+        if not isinstance(each, Mapping) or each.get("dataset_type") == "text_embeds" or on(each.get("disabled")):
+            continue
+        path = str(each.get("instance_data_dir") or "")
+        absolute = path.startswith(("/", "\\", "~")) or path[1:2] == ":" or not path
+        source = {"filename": "file_name", "instanceprompt": "none"}.get(str(each.get("caption_strategy")), "text_file")
+        captions: dict[str, Any] = {"source": source, "dropout": dropout}
+        if source == "none" and each.get("instance_prompt"):
+            captions["prefix"] = str(each["instance_prompt"])
+        size = _size(each.get("resolution") or usual, str(each.get("resolution_type") or kind))
+        concept: dict[str, Any] = {"folder": path if absolute else str(folder / path), "resolutions": [size]}
+        concept |= {"folder_repeats": False, "captions": captions, "recursive": True}
+        if repeats := float(each.get("repeats") or 0):  # visits beyond the first
+            concept["repeats"] = repeats + 1
+        if on(each.get("is_regularisation_data")):
+            concept["role"] = "regularisation"
+        found.concept(**concept)
+    if not found.values.get("dataset", {}).get("concepts"):
+        found.put("train.resolution", int(_size(usual, kind)))
+        found.concept(folder="")
