@@ -30,6 +30,7 @@ class Folders:
 
     def checkpoint_path(self, name: str) -> Path:
         """Find a checkpoint or a diffusers folder by its name in the list of checkpoints."""
+        name = name.replace("\\", "/")  # as Windows saves it
         if name.startswith(DIFFUSERS):
             return self._found("diffusers", name.removeprefix(DIFFUSERS))
         if not (self._found("checkpoints", name)).exists() and (ASSETS / name).is_file():
@@ -48,6 +49,8 @@ class Folders:
         text = plain_path(folder, f"folder of {node}")
         if text == EXAMPLE:
             return Path(os.path.realpath(ASSETS / "concept_example"))
+        if not PureWindowsPath(text).drive:  # a folder below ComfyUI's own, as Windows saves it
+            text = text.replace("\\", "/")
         path = Path(os.path.expanduser(text))
         base = self.comfyui or Path()
         roots = [base / "input", base / "datasets", *_extra_folders(self.comfyui, "datasets"), Path()]
@@ -77,7 +80,7 @@ class Folders:
         ]
 
     def _found(self, kind: str, name: str) -> Path:
-        places = [root / name for root in self._roots(kind)]
+        places = [root / name.replace("\\", "/") for root in self._roots(kind)]
         return next((place for place in places if place.exists()), places[0])
 
 

@@ -151,19 +151,20 @@ def workflow_of(
         canvas.note(note)
     document = canvas.document()
     again = read_workflow(document, _AsWritten(config), "", lambda *_: Chosen(config.base_model)).config
-    if _plain(again) != _plain(config):
-        wrong = _first_difference(_plain(again), _plain(config))
+    read, given = _plain(again.to_dict()), _plain(config.to_dict())
+    if read != given:
+        wrong = _first_difference(read, given)
         raise ValueError(f"No workflow has the setting {wrong} of {run.name} beside its other settings.")
     return document
 
 
-def _plain(config: RunConfig) -> dict[str, Any]:
-    """Give the values of a configuration, its paths as paths: one that is open is "." once it was one."""
-    values = config.to_dict()
-    values["base_model"]["path"] = str(Path(values["base_model"]["path"]))
-    for concept in values["dataset"]["concepts"]:
-        concept["folder"] = str(Path(concept["folder"]))
-    return values
+def _plain(value: Any) -> Any:
+    """Write every path in nested values in one form: Windows knows two, and one that is open is "." once it was one."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.replace("\\", "/") if isinstance(value, str) and value != "." else "" if value == "." else value
 
 
 def _add_loaders(canvas: _Canvas, config: RunConfig, models: Mapping[str, str], family: str) -> int:

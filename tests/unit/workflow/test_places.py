@@ -31,6 +31,7 @@ def test_models_are_found_by_their_names(comfy: Path) -> None:
     assert places.checkpoint_path("c.safetensors") == big / "more" / "c.safetensors"
     assert places.checkpoint_path(TINY_BASE.name) == ASSETS / TINY_BASE.name
     assert places.file_path("text_encoders", "t.safetensors", "x") == comfy / "models" / "clip" / "t.safetensors"
+    assert places.checkpoint_path("sd\\a.safetensors") == comfy / "models" / "checkpoints" / "sd" / "a.safetensors"
     nowhere = comfy / "models" / "checkpoints" / "z.safetensors"
     assert places.checkpoint_path("z.safetensors") == nowhere and not nowhere.exists()
     assert places.known(Path("/elsewhere/b.safetensors"), ("checkpoints",)) == big / "ckpt" / "b.safetensors"
@@ -44,6 +45,8 @@ def test_pictures_and_tokenizer_are_found(comfy: Path, tmp_path: Path) -> None:
     assert places.find_folder("cats", "x") == comfy / "input" / "cats"
     assert places.find_folder("dogs", "x") == comfy / "datasets" / "dogs"
     assert places.find_folder("birds", "x") == comfy.parent / "big" / "pictures" / "birds"
+    (comfy / "input" / "cats" / "white").mkdir()
+    assert places.find_folder("cats\\white", "x") == comfy / "input" / "cats" / "white"
     assert places.find_folder(str(tmp_path), "x") == tmp_path
     assert places.tokenizer_path() == comfy / "comfy" / "sd1_tokenizer"
     assert Folders(comfy, tmp_path).tokenizer_path() == tmp_path
