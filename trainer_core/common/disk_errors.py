@@ -19,6 +19,8 @@ REMEDIES = {
     errno.EACCES: "Give yourself access to the folder, or choose another one",
     errno.EPERM: "Give yourself access to the folder, or choose another one",
 }
+IN_USE = (5, 32, 33, 1224)  # Windows' numbers: access denied (also to what is open), in use, locked, mapped
+HELD = "Another program has a file there open; close it"
 OTHERWISE = "Check that the disk answers and has room"
 _NUMBER = re.compile(r"\(os error (\d+)\)")  # as safetensors reports it
 
@@ -35,7 +37,8 @@ def describe_disk_error(error: BaseException, folder: Path | None = None, needed
     where = f"{folder or 'A file'} cannot be {'written' if number in REMEDIES else 'read or written'}"
     room = _room(folder, needed) if folder and number in FULL else ""
     why = os.strerror(number) if found and number else reason(error)
-    return f"{where} ({why}){room}. {REMEDIES.get(number or 0, OTHERWISE)}{then}."
+    held = getattr(error, "winerror", None) in IN_USE
+    return f"{where} ({why}){room}. {HELD if held else REMEDIES.get(number or 0, OTHERWISE)}{then}."
 
 
 def reason(error: BaseException) -> str:

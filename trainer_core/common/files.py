@@ -6,16 +6,18 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from .cancel import look
-from .disk_errors import describe_disk_error
+from .disk_errors import IN_USE, describe_disk_error
 from .leftovers import unfinished
 
 BLOCK = 1 << 20  # bytes read at once
+PATIENCE, PAUSE = 2.0, 0.05  # seconds
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def written_whole(path: Path) -> Iterator[Path]:
             _to_disk(temporary)
             with suppress(PermissionError):  # of a disk without modes
                 os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
-            os.replace(temporary, path)
+            move(temporary, path)
             _to_disk(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
@@ -49,17 +51,33 @@ def written_folder(path: Path) -> Iterator[Path]:
             for entry in [*temporary.rglob("*"), temporary]:
                 _to_disk(entry)
             if path.exists():
-                os.replace(path, before)
+                move(path, before)
             try:
-                os.replace(temporary, path)
+                move(temporary, path)
             except OSError:
                 if before.exists():
-                    os.replace(before, path)
+                    move(before, path)
                 raise
             _to_disk(path.parent)
             shutil.rmtree(before, ignore_errors=True)  # leftovers are deleted when the run is locked next
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or folder; a file in its place is replaced.
+
+    On Windows a virus scanner or an indexer may have it open for a moment: it is tried again, for PATIENCE seconds.
+    """
+    last = time.monotonic() + PATIENCE
+    while True:
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError as error:
+            if getattr(error, "winerror", None) not in IN_USE or time.monotonic() > last:
+                raise
+        time.sleep(PAUSE)
 
 
 @contextmanager
@@ -76,7 +94,7 @@ def remove_folder(path: Path) -> None:
     """Delete a folder atomically: it is renamed first, so that no partial folder ever has its name."""
     if path.exists():
         with unfinished(path) as doomed:
-            os.replace(path, doomed)
+            move(path, doomed)
             shutil.rmtree(doomed)
 
 

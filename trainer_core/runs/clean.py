@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ..common.files import folder_size, remove_folder, write_json
+from ..common.files import folder_size, move, remove_folder, write_json
 from ..common.leftovers import leftovers
 from ..common.values import read_object
 from .choose import finished_checkpoint
@@ -85,9 +85,16 @@ def delete_saves(run: RunFolder, steps: Collection[int]) -> None:
 
 def delete_run(path: Path) -> None:
     """Delete the whole folder of a run, readable or not; raises as `clear` does."""
+    about, aside = path / RUN, path / f"{RUN}.deleted"
     with _for_deleting(path):
-        (path / RUN).unlink(missing_ok=True)  # from here on it is no run any more
-    remove_folder(path)  # Windows moves no folder with an open lock in it
+        if about.exists():
+            move(about, aside)  # from here on it is no run any more
+    try:
+        remove_folder(path)  # Windows moves no folder with an open lock, or an open log, in it
+    except OSError:
+        if aside.exists():
+            move(aside, about)
+        raise
 
 
 def old_leftovers(runs: Path) -> list[Clearable]:

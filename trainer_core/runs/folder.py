@@ -35,6 +35,7 @@ from ..common.disk_errors import reason
 from ..common.files import (
     file_digest,
     folder_size,
+    move,
     remove_folder,
     unused_path,
     write_json,
@@ -218,7 +219,7 @@ class RunFolder:
             if checkpoint is not None and not checkpoint.problem():
                 path = self.path / CHECKPOINTS / f"step-{checkpoint.step:08}"
                 if not path.exists():
-                    os.replace(entry, path)
+                    move(entry, path)
 
     def busy(self) -> bool:
         """Tell whether a process trains the run now."""
@@ -365,7 +366,7 @@ class RunFolder:
     def set_aside(self, path: Path) -> Path:
         """Rename an unusable save, so that it is no save any more; return its new path."""
         aside = unused_path(path.with_name(f"damaged-{path.name}"))
-        os.replace(path, aside)
+        move(path, aside)
         return aside
 
     def prune(self, keep_last: int) -> None:

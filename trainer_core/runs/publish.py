@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,25 @@ class Destination:
     embeddings: Path  # the folder of trained embeddings
     saves: SavesConfig
 
-    def publish(self, run: RunFolder, saved: Sequence[Saved], step: int, epoch: float, kind: str = "") -> list[Saved]:
+    def publish(
+        self,
+        run: RunFolder,
+        saved: Sequence[Saved],
+        step: int,
+        epoch: float,
+        kind: str = "",
+        note: Callable[[str], None] = lambda _: None,
+    ) -> list[Saved]:
         """Copy the LoRA files of a step's save to the destination; unchanged earlier copies are kept.
 
         kind: added to the names while the run is not finished. A taken name gets a number; `overwrite` replaces a file
-        of the same run. A later stop, or the end of the run, deletes the copies of earlier stops.
+        of the same run. A later stop, or the end of the run, deletes the copies of earlier stops; note is told which
+        of them another program holds, so that they stay.
         """
         made = self._published_or_copied(run, saved, step, epoch, kind)
         if not kind or kind == f"-stopped-at-{step}":
-            self._remove_stopped(run, step if kind else None)
+            for path in self._remove_stopped(run, step if kind else None):
+                note(f"{path.name} of an earlier stop is open elsewhere, so it stays; delete it when you like.")
         return made
 
     def _published_or_copied(
@@ -71,8 +81,12 @@ class Destination:
             write_json(run.path / PUBLISHED, known)
         return made
 
-    def _remove_stopped(self, run: RunFolder, now: int | None) -> None:
-        """Delete the copies of the stops of a run before the one after step `now`; changed and moved files stay."""
+    def _remove_stopped(self, run: RunFolder, now: int | None) -> list[Path]:
+        """Delete the copies of the stops of a run before the one after step `now`; changed and moved files stay.
+
+        Returns those that could not be deleted: Windows keeps a file that a node has mapped.
+        """
+        held = []
         known = read_object(run.path / PUBLISHED) or {}
         matches = filter(None, map(_STOPPED.fullmatch, known))
         stops = {match["stop"] for match in matches if match["step"] != str(now)}
@@ -81,9 +95,13 @@ class Destination:
         for key in old:
             for path, digest in _pairs(known.pop(key)):
                 if path.parent in (self.output.parent, self.embeddings) and self._is_stop(run, path, digest):
-                    path.unlink(missing_ok=True)
+                    try:
+                        path.unlink(missing_ok=True)
+                    except PermissionError:
+                        held.append(path)
         if old:
             write_json(run.path / PUBLISHED, known)
+        return held
 
     @staticmethod
     def _is_stop(run: RunFolder, path: Path, digest: str) -> bool:

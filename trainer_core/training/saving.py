@@ -171,7 +171,7 @@ def _keep_lora(run: Run) -> None:
 def publish(run: Run, checkpoint: Checkpoint, kind: str = "") -> list[Saved]:
     """Copy a save's LoRA files to the destination; kind: as for `Destination.publish`."""
     saved, epoch = read_versions(checkpoint), run.plan.epochs_after(checkpoint.step)
-    return run.destination.publish(run.folder, saved, checkpoint.step, epoch, kind)
+    return run.destination.publish(run.folder, saved, checkpoint.step, epoch, kind, run.callbacks.note)
 
 
 FAILURES = (ValueError, TypeError, RuntimeError, OSError, MemoryError)  # what ends a run beside a person's wish

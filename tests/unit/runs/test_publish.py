@@ -51,6 +51,26 @@ def test_copies_of_earlier_stops_are_replaced(run, loras):
     assert {Path(path).name for files in known.values() for path, _ in files} == set(named("moss-step-000004", "moss"))
 
 
+def test_a_copy_that_another_program_holds_ends_no_run(run, loras, monkeypatch):
+    """As Windows does it, where a node has mapped the file."""
+    publish(run, loras, 2, "-stopped-at-2")
+    held = loras / "moss-stopped-at-2.safetensors"
+    unlink = Path.unlink
+
+    def refuse(path, missing_ok=False):
+        if path == held:
+            raise PermissionError(13, "Access is denied", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    save, told = run.path / "checkpoints" / "step-00000008", []
+    saved = Saved(path=save / "lora.safetensors", embeddings={}, steps=8)
+    destination = Destination(output=loras / "moss.safetensors", embeddings=loras, saves=SavesConfig())
+    destination.publish(run, [saved], 8, 1.0, "", told.append)
+    assert held.is_file() and (loras / "moss.safetensors").is_file()
+    assert len(told) == 1 and told[0].startswith("moss-stopped-at-2.safetensors of an earlier stop is open elsewhere")
+
+
 def test_a_copy_that_somebody_changed_or_that_is_of_another_run_stays(run, loras):
     publish(run, loras, 2, "-stopped-at-2")
     changed = loras / "moss-stopped-at-2-moss.safetensors"
