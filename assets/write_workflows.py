@@ -198,12 +198,8 @@ def of_stable_diffusion(
     concept: dict[str, Any],
     train: dict[str, Any],
     drawn: dict[str, Any],
-    objective: dict[str, Any] | None = None,
 ) -> None:
-    """Add the nodes of a workflow for Stable Diffusion, which draws before and after, without its note.
-
-    objective: of Noise & Loss, where there is one.
-    """
+    """Add the five nodes of a workflow for Stable Diffusion, which draws before and after, without its note."""
     base = graph.add(
         "AtelierLoadBaseModel",
         (0, 0),
@@ -212,16 +208,12 @@ def of_stable_diffusion(
         checkpoint=checkpoint.name if checkpoint else TINY,
     )
     data = graph.add("AtelierConceptDataset", (0, 440), (300, 290), **concept)
-    kept = {}
-    if objective:
-        node = graph.add("AtelierObjective", (130, 835), (170, 30), collapsed=True, **objective)
-        kept["objective"] = (node, "OBJECTIVE")
     # The links from the base to Sample pass above Train LoRA, which stands lower for that.
     trained = graph.add(
         "AtelierTrain",
         (360, 150),
         (380, 600),
-        linked={"base_model": (base, "BASE_MODEL"), "dataset": (data, "DATASET"), **kept},
+        linked={"base_model": (base, "BASE_MODEL"), "dataset": (data, "DATASET")},
         **train,
     )
     sample = graph.add(
@@ -255,33 +247,24 @@ LATER = (
 )
 
 
-# Keeps other pictures as the base draws them: figures beside creatures, as both are near the mossling.
-KEPT = {"min_snr_gamma": 5.0, "preservation": "class", "preservation.preservation_trigger": "mossling"} | {
-    "preservation.preservation_class": "circle and a creature"
-}
-
-
 def node_by_node(graph: Graph) -> dict[str, Any]:
     """Write the quickstart: each step is a node of its own."""
     of_stable_diffusion(
         graph,
         None,
         EXAMPLE,
-        {"name": "mossling", "steps": 400, "batch_size": 2},
+        {"name": "mossling", "steps": 600, "batch_size": 4},
         {"prompt": "a mossling on a blue background", "batch_size": 4, "seed": 5, **ON_TOY},
-        KEPT,
     )
     graph.note(
         (1190, 390),
-        (330, 360),
+        (330, 330),
         "Press **Run**. In a minute or two a toy model learns a *mossling*, and draws it: without the LoRA at the "
         "left, with it at the right.\n\n**Your own pictures**\n\n1. Put 10 to 30 pictures into *input/my_pictures*, "
         "each with a text file of the same name that describes it.\n2. **Concept Dataset**: write *my_pictures* into "
         "*folder* and a made-up word into *trigger_word*.\n3. **Load Base Model**: choose your checkpoint.\n4. "
-        "**Noise & Loss** keeps other things as they are: write your word and what it names (*person*), or delete "
-        "it.\n5. **Train LoRA**: give it a *name*, 1000 *steps*, *batch_size* 1.\n6. **Sample**: empty *prompt*, "
-        "*width* and *height* 0 draw what was trained.\n\nFor Flux, Z-Image, Qwen-Image and others take their own "
-        "templates.",
+        "**Train LoRA**: give it a *name*, 1000 *steps*, *batch_size* 1.\n5. **Sample**: empty *prompt*, *width* and "
+        "*height* 0 draw what was trained.\n\nFor Flux, Z-Image, Qwen-Image and others take their own templates.",
     )
     return graph.workflow()
 
@@ -341,6 +324,12 @@ def linked_model(
     return graph.workflow()
 
 
+# Keeps other pictures as the base draws them: figures beside creatures, as both are near the mossling.
+KEPT = {"min_snr_gamma": 5.0, "preservation": "class", "preservation.preservation_trigger": "mossling"} | {
+    "preservation.preservation_class": "circle and a creature"
+}
+
+
 def to_share(graph: Graph) -> dict[str, Any]:
     """Write the workflow that chooses among saves, makes the LoRA smaller and saves it to be shared."""
     base = graph.add("AtelierLoadBaseModel", (0, 0), (300, 358), checkpoint=TINY)
@@ -348,14 +337,20 @@ def to_share(graph: Graph) -> dict[str, Any]:
     saves = graph.add(
         "AtelierSaves", (190, 800), (300, 30), collapsed=True, save_every=100, save_unit="steps", keep_last=4
     )
+    kept = graph.add("AtelierObjective", (10, 800), (300, 30), collapsed=True, **KEPT)
     trained = graph.add(
         "AtelierTrain",
         (360, 150),
         (380, 600),
-        linked={"base_model": (base, "BASE_MODEL"), "dataset": (data, "DATASET"), "saves": (saves, "SAVES")},
+        linked={
+            "base_model": (base, "BASE_MODEL"),
+            "dataset": (data, "DATASET"),
+            "objective": (kept, "OBJECTIVE"),
+            "saves": (saves, "SAVES"),
+        },
         name="mossling to share",
         steps=400,
-        batch_size=4,
+        batch_size=2,
     )
     compared = graph.add(
         "AtelierCompareLoras",
