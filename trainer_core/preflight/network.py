@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
-from ..config import DENOISER_ONLY, LoraConfig, RunConfig, fill_lora
+from ..config import DENOISER_ONLY, LoraConfig, RunConfig, fill_lora, setting
 from ..lora_files.continued import file_remarks
 from ..models import BaseModel, Source
 from ..networks import Network, TrainedLayer, choose_layers, remarks_on_blocks
@@ -42,7 +43,16 @@ class NetworkSize:
 def measure_run(config: RunConfig, outline: Outline) -> NetworkSize:
     """Count a run's trained layers and parameters before anything is loaded."""
     size = measure_network(outline.base, outline.network, config.lora)
-    return replace(size, remarks=[*size.remarks, *file_remarks(config)])
+    return replace(size, remarks=[*size.remarks, *file_remarks(config), *_own_rank(config.lora, size)])
+
+
+def _own_rank(lora: LoraConfig, size: NetworkSize) -> list[str]:
+    """Say which rank counts where a LoRA is continued: that of its file."""
+    ranks = sorted({rank for part in size.models for rank in part.ranks})
+    if not lora.start or not ranks:
+        return []
+    own = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+    return [f"{Path(lora.start).name} is continued with its own rank, {own}; {setting('lora.rank')} has no effect."]
 
 
 def outline_size(source: Source, config: LoraConfig) -> NetworkSize:

@@ -434,7 +434,10 @@ def test_embeddings_in_files_of_onetrainer_are_left_out_and_reported(checkpoint,
     for use in ({"start": path}, {"beneath": (BeneathConfig(path=path),)}):
         run = run_of(config, **use)
         check(run)
-        assert file_remarks(run) == [said] and said in describe_network(measure_run(run, outline_run(run)))
+        report = describe_network(measure_run(run, outline_run(run)))
+        assert file_remarks(run) == [said] and said in report
+        own = "bundle.safetensors is continued with its own rank, 2; rank of LoRA Config has no effect."
+        assert (own in report) == ("start" in use)
     outline = outline_base_model(config)
     assert not any("bundle" in name for name in comfy_tensors(tmp_path / "bundle.safetensors", outline))
     assert file_remarks(run_of(config)) == []
