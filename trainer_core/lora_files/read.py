@@ -27,6 +27,9 @@ MOST_ALPHA = 1e9
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
+TURNED = (".oft_R", ".oft_R.weight", ".oft_r", ".oft_r.weight")  # ends of names of rotations in another form
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraFile:
     """A LoRA file; where only its header was read, all tensors are on the meta device."""
@@ -77,6 +80,11 @@ def parse_lora(
     """
     tokens = tuple(sorted({key.removeprefix(BUNDLED).split(".")[0] for key in tensors if key.startswith(BUNDLED)}))
     grouped, unknown = group_tensors(key for key in tensors if not key.startswith(BUNDLED))
+    if turned := next((key for key in tensors if key.endswith(TURNED)), None):
+        raise ValueError(
+            f"{name} is an OFT v2 LoRA, as OneTrainer and peft write it ({turned}), which is not read here; choose a "
+            f"file of one of these kinds: {', '.join((*KINDS, DORA))}."
+        )
     if not grouped:
         first = f"first tensor: {next(iter(tensors))}" if tensors else "it holds no tensors"
         raise ValueError(f"{name} is no LoRA ({first}); choose a LoRA file.")

@@ -288,6 +288,7 @@ def test_files_that_are_no_whole_lora_are_refused(checkpoint, tmp_path):
 
     up, down = {"a.lora_up.weight": torch.ones(4, 2)}, {"a.lora_down.weight": torch.ones(2, 4)}
     assert "a.safetensors is no LoRA (first tensor: x.weight)" in refusal({"x.weight": torch.ones(1)})
+    assert "a.safetensors is an OFT v2 LoRA" in refusal({"lora_unet_x.oft_R.weight": torch.zeros(2, 6)})
     assert "holds 1 tensor of an unknown kind (a.vera_lambda_d)" in refusal(
         {**up, **down, "a.vera_lambda_d": torch.ones(1)}
     )
