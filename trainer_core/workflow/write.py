@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..config import (
@@ -159,12 +159,12 @@ def workflow_of(
 
 
 def _plain(value: Any) -> Any:
-    """Write every path in nested values in one form: Windows knows two, and one that is open is "." once it was one."""
+    """Write every text in nested values as a path in one form: Windows knows two, and "./a" is "a"."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return value.replace("\\", "/") if isinstance(value, str) and value != "." else "" if value == "." else value
+    return str(PurePosixPath(value.replace("\\", "/"))) if isinstance(value, str) else value
 
 
 def _add_loaders(canvas: _Canvas, config: RunConfig, models: Mapping[str, str], family: str) -> int:

@@ -478,6 +478,12 @@ def test_what_is_exported_is_read_back_as_it_was(tmp_path, capsys, program):
     assert "exists already" in capsys.readouterr().err
 
 
+def test_paths_are_compared_as_paths(tmp_path):
+    for path in ("./models/b.safetensors", "D:/m/b.safetensors", "D:\\m\\b.safetensors", "b"):
+        found = bring(saved(tmp_path, "a.toml", f"network_dim = 8\npretrained_model_name_or_path = '{path}'\n"))
+        assert found.workflow["nodes"][0]["widgets_values"][0] == path.replace("\\", "/").rpartition("/")[2]
+
+
 def test_an_open_rate_is_not_guessed(tmp_path, capsys):
     (tmp_path / "run.toml").write_text('name = "a"\n[base_model]\npath = "m"\n', encoding="utf-8")
     assert main(["export", str(tmp_path / "run.toml"), str(tmp_path / "a.toml"), "--for", "sd-scripts"]) == 2

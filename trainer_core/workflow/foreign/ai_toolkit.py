@@ -14,6 +14,7 @@ from .imported import Given, Imported
 from .sd_scripts import number, on, put_optimizer, put_prompts, put_warmup, take
 
 PROGRAM = "ai-toolkit"
+MOST_STEPS = 1_000_000
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 NETWORK = {"type": "lora", "linear": 4, "linear_alpha": 1.0, "conv_alpha": 1.0}
 TRAIN = {
@@ -70,6 +71,8 @@ def read_ai_toolkit(values: Mapping[str, Any], folder: Path) -> Imported:
     if len(jobs) != 1:
         raise ValueError(f"it holds {len(jobs)} jobs that train, and one is read; keep one process of type sd_trainer")
     job = jobs[0]
+    if "adapter" in job:
+        raise ValueError("it trains an adapter, and here LoRAs are trained; choose a job with a network")
     found = Imported(program=PROGRAM, name=str(config.get("name") or "my_lora"))
     parts = {
         name: Given(_part(job, name), defaults)
@@ -82,7 +85,10 @@ def read_ai_toolkit(values: Mapping[str, Any], folder: Path) -> Imported:
         )
     }
     _model(found, parts["model"])
-    _network(found, parts["network"])
+    if isinstance(job.get("network"), Mapping):
+        _network(found, parts["network"])
+    else:  # the whole model
+        found.put("lora.algorithm", "full")
     _train(found, parts["train"], str(job.get("trigger_word") or ""))
     _save(found, parts["save"], parts["sample"])
     for each in job.get("datasets") or []:
@@ -161,10 +167,13 @@ def _network(found: Imported, given: Given) -> None:
 
 
 def _train(found: Imported, given: Given, trigger: str) -> None:
-    take(found, given, "steps", "train.steps", int)
+    steps = int(number(found, given, "steps") or 1000)
+    found.put("train.steps", min(MOST_STEPS, steps))
+    if steps > MOST_STEPS:
+        found.leave("train.steps", steps)
     take(found, given, "batch_size", "train.batch_size", int)
-    steps = max(number(found, given, f"gradient_accumulation{end}") or 1 for end in ("", "_steps"))
-    found.put("train.accumulate", int(steps))
+    batches = max(number(found, given, f"gradient_accumulation{end}") or 1 for end in ("", "_steps"))
+    found.put("train.accumulate", int(batches))
     take(found, given, "max_grad_norm", "optimizer.max_grad_norm", float)
     rate = number(found, given, "lr") or 1e-6
     own, text = number(found, given, "unet_lr"), number(found, given, "text_encoder_lr")
