@@ -324,12 +324,6 @@ def linked_model(
     return graph.workflow()
 
 
-# Keeps other pictures as the base draws them: figures beside creatures, as both are near the mossling.
-KEPT = {"min_snr_gamma": 5.0, "preservation": "class", "preservation.preservation_trigger": "mossling"} | {
-    "preservation.preservation_class": "circle and a creature"
-}
-
-
 def to_share(graph: Graph) -> dict[str, Any]:
     """Write the workflow that chooses among saves, makes the LoRA smaller and saves it to be shared."""
     base = graph.add("AtelierLoadBaseModel", (0, 0), (300, 358), checkpoint=TINY)
@@ -337,7 +331,6 @@ def to_share(graph: Graph) -> dict[str, Any]:
     saves = graph.add(
         "AtelierSaves", (190, 800), (300, 30), collapsed=True, save_every=100, save_unit="steps", keep_last=4
     )
-    kept = graph.add("AtelierObjective", (10, 800), (300, 30), collapsed=True, **KEPT)
     trained = graph.add(
         "AtelierTrain",
         (360, 150),
@@ -345,12 +338,11 @@ def to_share(graph: Graph) -> dict[str, Any]:
         linked={
             "base_model": (base, "BASE_MODEL"),
             "dataset": (data, "DATASET"),
-            "objective": (kept, "OBJECTIVE"),
             "saves": (saves, "SAVES"),
         },
         name="mossling to share",
         steps=400,
-        batch_size=2,
+        batch_size=4,
     )
     compared = graph.add(
         "AtelierCompareLoras",
