@@ -9,6 +9,8 @@ DROP = """([name, text]) => {
     data.items.add(new File([text], name));
     document.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
 }"""
+# The editor covers the page while it reads a file; one dropped before the cover is gone would leave it for good.
+UNCOVERED = "() => !document.querySelector('.p-blockui-mask')"
 KINDS = "() => window.app.graph.nodes.map(node => node.comfyClass ?? node.type).sort()"
 NOTE = "() => window.app.graph.nodes.find(node => node.type === 'MarkdownNote')?.widgets[0].value"
 TOML = """
@@ -19,7 +21,7 @@ learning_rate = 1e-4
 max_train_steps = 500
 odd_setting = 3
 train_data_dir = "cats"
-pretrained_model_name_or_path = "D:\\\\models\\\\base.safetensors"
+pretrained_model_name_or_path = "D:\\\\models\\\\checkpoints\\\\atelier-tiny.safetensors"
 """
 
 
@@ -27,6 +29,7 @@ def test_a_dropped_file_becomes_a_graph_with_a_report(editor) -> None:
     page = editor.page
     editor.run(DROP, ["cats.toml", TOML])
     page.wait_for_function("() => window.app.graph.nodes.some(node => node.comfyClass === 'AtelierTrain')")
+    page.wait_for_function(UNCOVERED)
     editor.settle()
     kinds = editor.run(KINDS)
     assert {"AtelierLoadBaseModel", "AtelierConceptDataset", "AtelierLoraConfig", "MarkdownNote"} <= set(kinds)
@@ -40,6 +43,7 @@ def test_a_file_that_cannot_be_read_is_named_in_a_sentence(editor) -> None:
     page = editor.page
     editor.run(DROP, ["broken.toml", "steps = = 3"])
     page.get_by_text("broken.toml cannot be imported").first.wait_for()
+    page.wait_for_function(UNCOVERED)
     editor.run(
         DROP,
         [
@@ -49,3 +53,4 @@ def test_a_file_that_cannot_be_read_is_named_in_a_sentence(editor) -> None:
         ],
     )
     page.wait_for_function("() => window.app.graph.nodes.length === 1 && window.app.graph.nodes[0].type === 'Note'")
+    page.wait_for_function(UNCOVERED)
