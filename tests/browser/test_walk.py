@@ -25,7 +25,7 @@ VALUE = """([name, value]) => {
 }"""
 READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
 TAB = "() => window.app.extensionManager.command.execute('Workspace.ToggleSidebarTab.atelier-runs')"
-# In place of the template's, which take a minute; more where the pictures of docs/first-sight.md are taken.
+# In place of the template's, which take a minute; more where pictures to show are taken.
 STEPS = int(os.environ.get("ATELIER_WALK_STEPS", "8"))
 
 
