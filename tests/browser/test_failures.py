@@ -112,6 +112,7 @@ def test_a_failure_in_a_subgraph_stands_on_its_outside_too(editor) -> None:
     """Also where the subgraph holds no Train LoRA; gone once it is mended."""
     page = editor.page
     editor.load(json.loads(QUICKSTART.read_text(encoding="utf-8")))
+    editor.run(SET, ["AtelierTrain", "steps", 1])  # a longer run would keep the next test waiting
     editor.run(SET, ["AtelierConceptDataset", "folder", "no such folder"])
     editor.run(ENCLOSE, "AtelierConceptDataset")
     editor.run("async () => await window.app.queuePrompt(0, 1)")
