@@ -299,14 +299,18 @@ def store_latents(args: argparse.Namespace, model: AutoencoderTiny, pool: Pool, 
         if path.exists():
             continue
         tasks = [(args.seed, index, size) for index in range(begin, begin + 1000)]
-        pixels = torch.from_numpy(np.stack(pool.map(_captioned_pixels, tasks, chunksize=50)))
-        with torch.inference_mode():
-            latents = torch.cat([
-                model.encoder((batch.permute(0, 3, 1, 2).to(args.device).float() / 127.5 - 1).contiguous(
-                    memory_format=torch.channels_last)).cpu() for batch in pixels.split(25)
-            ])  # fmt: skip
-        write_tensors(path, {"latents": latents.half()}, {})
+        _store(path, model, pool.map(_captioned_pixels, tasks, chunksize=50))
     log(args.work, phase="latents", size=size, count=len(indices))
+
+
+def _store(path: Path, model: AutoencoderTiny, pictures: list[np.ndarray]) -> None:
+    """Encode pictures (height, width, 3) of 8 bits and write their latents as one file."""
+    latents = []
+    with torch.inference_mode():
+        for batch in torch.from_numpy(np.stack(pictures)).split(25):
+            pixels = batch.permute(0, 3, 1, 2).to(model.device).float() / 127.5 - 1
+            latents.append(model.encoder(pixels.contiguous(memory_format=torch.channels_last)).cpu())
+    write_tensors(path, {"latents": torch.cat(latents).half()}, {})
 
 
 def build_unet() -> UNet2DConditionModel:
@@ -442,10 +446,8 @@ def refine(args: argparse.Namespace) -> None:
         if time.monotonic() - saved > 120 or step == args.refine_steps:
             save_state(path, {**models, "average": average}, {"optimizer": optimizer}, step)
             saved = time.monotonic()
-    for (_, prefix, names), part in zip(parts, models, strict=False):
-        weights |= {
-            prefix + name: average[f"{part}.{key}"].half() for key, name in names.items() if f"{part}.{key}" in average
-        }
+    for part, (_, prefix, names) in zip(models, parts[: len(models)], strict=True):  # the autoencoder stays
+        weights |= {prefix + name: average[f"{part}.{key}"].half() for key, name in names.items()}
     write_tensors(args.output, weights, METADATA)
 
 
@@ -466,13 +468,7 @@ def _refining(args: argparse.Namespace, model: AutoencoderTiny) -> tuple[torch.T
         tasks = [(args.seed, index) for index in range(CREATURES)]
         drawn = [*pool.map(_creature, tasks, chunksize=50), *pool.map(_scene, tasks, chunksize=50)]
     if not path.exists():
-        pixels = torch.from_numpy(np.stack([picture for picture, _ in drawn]))
-        with torch.inference_mode():
-            latents = torch.cat([
-                model.encoder((batch.permute(0, 3, 1, 2).to(args.device).float() / 127.5 - 1).contiguous(
-                    memory_format=torch.channels_last)).cpu() for batch in pixels.split(25)
-            ])  # fmt: skip
-        write_tensors(path, {"latents": latents.half()}, {})
+        _store(path, model, [picture for picture, _ in drawn])
     tokenizer = CLIPTokenizer.from_pretrained(args.tokenizer)
     return load_file(path)["latents"], tokenize(tokenizer, [caption for _, caption in drawn])
 

@@ -54,8 +54,8 @@ class Destination:
         """Copy the LoRA files of a step's save to the destination; unchanged earlier copies are kept.
 
         kind: added to the names while the run is not finished. A taken name gets a number; `overwrite` replaces a file
-        of the same run. A later stop, or the end of the run, deletes the copies of earlier stops; note is told which
-        of them another program holds, so that they stay.
+        of the same run. A later stop, or the end of the run, deletes the copies of earlier stops. `note` gets a
+        sentence for each that another program holds, so that it stays.
         """
         made = self._published_or_copied(run, saved, step, epoch, kind)
         if not kind or kind == f"-stopped-at-{step}":

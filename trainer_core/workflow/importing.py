@@ -37,7 +37,7 @@ class Brought(NamedTuple):
 def bring(path: Path, *, hidden: Path | None = None) -> Brought:
     """Read a file of another trainer; raises ValueError in one sentence for one that cannot be read.
 
-    hidden: a folder that the file has only meanwhile; paths below it are told as the file writes them.
+    hidden: a folder that the file has only meanwhile; the report shows paths below it as the file writes them.
     """
     found = read_foreign(path)
     if hidden:

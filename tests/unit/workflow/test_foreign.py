@@ -1,6 +1,8 @@
 """Settings of sd-scripts and OneTrainer: each lands in its counterpart, and what has none is listed."""
 
+import copy
 import json
+import re
 
 import pytest
 
@@ -8,14 +10,22 @@ from lora_atelier.trainer_core.commands import main
 from lora_atelier.trainer_core.commands.convert import LINKED
 from lora_atelier.trainer_core.config import SchedulerConfig
 from lora_atelier.trainer_core.workflow.connecting import connector
-from lora_atelier.trainer_core.workflow.foreign import onetrainer, read_foreign, sd_scripts
+from lora_atelier.trainer_core.workflow.foreign import (
+    OBJECTS,
+    TABLES,
+    onetrainer,
+    read_foreign,
+    read_values,
+    sd_scripts,
+)
 from lora_atelier.trainer_core.workflow.foreign.onetrainer import read_onetrainer
 from lora_atelier.trainer_core.workflow.foreign.sd_scripts import LISTS, read_sd_scripts
-from lora_atelier.trainer_core.workflow.foreign.texts import arguments, read_script
+from lora_atelier.trainer_core.workflow.foreign.texts import arguments, read_script, read_yaml
 from lora_atelier.trainer_core.workflow.importing import bring
 from lora_atelier.trainer_core.workflow.places import Folders
 from lora_atelier.trainer_core.workflow.read import read_workflow
 from lora_atelier.trainer_core.workflow.run_file import RunFile, read_open, read_run, write_run
+from lora_atelier.trainer_core.workflow.toml_text import read_toml
 
 SCRIPT = r"""#!/bin/bash
 # trains a character
@@ -342,8 +352,7 @@ def test_a_configuration_of_kohya_ss_is_read(tmp_path):
     assert "some_api_token" in found.left and not any("SECRET" in each for each in found.left)
 
 
-def test_nested_sections_and_datasets_of_their_own_sizes_are_read(tmp_path):
-    easy = """
+EASY = """
 [[subsets]]
 image_dir = "/d/cat"
 num_repeats = 5
@@ -358,7 +367,10 @@ network_dim = 32
 [network_args.args.network_args]
 algo = "loha"
 """
-    config = read_open(read_foreign(saved(tmp_path, "a.toml", easy)).values)
+
+
+def test_nested_sections_and_datasets_of_their_own_sizes_are_read(tmp_path):
+    config = read_open(read_foreign(saved(tmp_path, "a.toml", EASY)).values)
     assert (config.lora.algorithm, config.lora.rank, config.train.batch_size) == ("loha", 32, 2)
     assert config.dataset.concepts[0].repeats == 5
     two = """
@@ -540,3 +552,55 @@ def test_the_common_part_of_diffusion_pipe_and_simpletuner_is_read(tmp_path):
     assert config.optimizer.part_rates == (2e-4, 0, 0) and config.scheduler.name == "expression"
     (concept,) = config.dataset.concepts
     assert (concept.repeats, concept.resolutions) == (5, ("1000",))
+
+
+ODD = (None, [], {}, "", "abc", True, -1, 0.5, 10**30, float("inf"), float("nan"), "1e999", [None], "\0", "é" * 3000)
+IN_PYTHONS_WORDS = re.compile(r"invalid literal|could not convert|object|NoneType|subscript|unpack|null byte")
+
+
+def places(value, path=()):
+    """Yield where each value in a nested one is."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def with_odd(value, path, odd):
+    """Return the nested value with another in one place."""
+    changed = inner = copy.deepcopy(value)
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = odd
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("readers", "values"),
+    [
+        (OBJECTS, read_yaml(JOB)),
+        (OBJECTS, GUI),
+        (OBJECTS, ONE),
+        (OBJECTS, TUNER),
+        (TABLES, read_toml(FLAT)),
+        (TABLES, read_toml(PIPE)),
+        (TABLES, read_toml('pretrained_model_name_or_path = "m"\n' + DATASETS)),
+        (TABLES, read_toml(EASY)),
+    ],
+    ids=["ai-toolkit", "kohya_ss", "OneTrainer", "SimpleTuner", "sd-scripts", "diffusion-pipe", "datasets", "easy"],
+)
+def test_an_odd_value_anywhere_ends_in_settings_or_in_one_sentence(tmp_path, readers, values):
+    saved(tmp_path, "dataset.toml", '[[directory]]\npath = "/d/a"\n')
+    tried = told = 0
+    for path in places(values):
+        for odd in ODD:
+            tried += 1
+            try:
+                found = read_values(readers, with_odd(values, path, odd), tmp_path)
+                found.drop_without_effect()
+                read_open(found.values)
+            except ValueError as problem:
+                told += 1
+                sentence = str(problem)
+                assert "\n" not in sentence and len(sentence) < 400, (path, odd)
+                assert not IN_PYTHONS_WORDS.search(sentence), (path, odd, sentence)
+    assert 0 < told < tried

@@ -12,9 +12,9 @@ from . import ai_toolkit, diffusion_pipe, easy, kohya_gui, onetrainer, sd_script
 from .imported import Imported
 from .texts import LARGEST, decode, read_yaml
 
-__all__ = ["Imported", "read_foreign"]
+__all__ = ["Imported", "read_foreign", "read_values"]
 Readers = tuple[tuple[Callable[[Any], bool], Callable[[Any, Path], Imported]], ...]
-# How a program's values are told, and read; the first that fits counts.
+# How to recognise a program's values, and its reader; the first that fits counts.
 TABLES: Readers = (
     (easy.recognises, easy.read_easy),
     (diffusion_pipe.recognises, diffusion_pipe.read_diffusion_pipe),
@@ -41,18 +41,19 @@ def read_foreign(path: Path) -> Imported:
     if not text.strip():
         raise ValueError("it is empty; choose the file with the settings")
     if kind == ".json":
-        found = _first(OBJECTS, parse_json(text), path.parent)
+        found = read_values(OBJECTS, parse_json(text), path.parent)
     elif kind == ".toml":
-        found = _first(TABLES, read_toml(text), path.parent)
+        found = read_values(TABLES, read_toml(text), path.parent)
     elif kind in (".yaml", ".yml"):
-        found = _first(OBJECTS, read_yaml(text), path.parent)
+        found = read_values(OBJECTS, read_yaml(text), path.parent)
     else:
         found = sd_scripts.read_file(text, kind, path.parent)
     found.drop_without_effect()
     return found
 
 
-def _first(readers: Readers, values: Any, folder: Path) -> Imported:
+def read_values(readers: Readers, values: Any, folder: Path) -> Imported:
+    """Read a file's values by the program that they are of; folder: in which relative paths start."""
     for recognises, read in readers:
         if recognises(values):
             return read(values, folder)

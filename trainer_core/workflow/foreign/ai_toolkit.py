@@ -10,8 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from ...config import setting as named
-from .imported import Given, Imported
-from .sd_scripts import number, on, put_optimizer, put_prompts, put_warmup, take
+from .imported import (
+    Given,
+    Imported,
+    listing,
+    number,
+    on,
+    put_number,
+    put_prompts,
+    real,
+    table,
+    tables,
+    take,
+    whole,
+    without_counterpart,
+)
+from .sd_scripts import put_optimizer, put_warmup
+from .texts import placed
 
 PROGRAM = "ai-toolkit"
 MOST_STEPS = 1_000_000
@@ -75,7 +90,7 @@ def read_ai_toolkit(values: Mapping[str, Any], folder: Path) -> Imported:
         raise ValueError("it trains an adapter, and here LoRAs are trained; choose a job with a network")
     found = Imported(program=PROGRAM, name=str(config.get("name") or "my_lora"))
     parts = {
-        name: Given(_part(job, name), defaults)
+        name: Given(table(job.get(name)), defaults)
         for name, defaults in (
             ("network", NETWORK),
             ("train", TRAIN),
@@ -91,9 +106,8 @@ def read_ai_toolkit(values: Mapping[str, Any], folder: Path) -> Imported:
         found.put("lora.algorithm", "full")
     _train(found, parts["train"], str(job.get("trigger_word") or ""))
     _save(found, parts["save"], parts["sample"])
-    for each in job.get("datasets") or []:
-        if isinstance(each, Mapping):
-            _dataset(found, Given(each, DATASET), folder, str(job.get("trigger_word") or ""))
+    for each in tables(job.get("datasets")):
+        _dataset(found, Given(each, DATASET), folder, str(job.get("trigger_word") or ""))
     if not found.values.get("dataset", {}).get("concepts"):
         found.concept(folder="")
     for name, part in parts.items():
@@ -101,11 +115,6 @@ def read_ai_toolkit(values: Mapping[str, Any], folder: Path) -> Imported:
             if key not in WITHOUT_EFFECT:
                 found.leave(f"{name}.{key}", value)
     return found
-
-
-def _part(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = job.get(name)
-    return part if isinstance(part, Mapping) else {}
 
 
 def _model(found: Imported, given: Given) -> None:
@@ -134,7 +143,7 @@ def _network(found: Imported, given: Given) -> None:
     kind = str(given.take("type")).lower()
     algorithm = {"lora": "lora", "locon": "lora", "lokr": "lokr", "dora": "lora"}.get(kind)
     if algorithm is None:
-        raise ValueError(f"its network type {kind} has no counterpart here; train it with {PROGRAM}")
+        raise without_counterpart("network type", kind, f"train it with {PROGRAM}")
     found.put("lora.algorithm", algorithm)
     if kind == "dora":
         found.put("lora.dora", True)
@@ -142,14 +151,14 @@ def _network(found: Imported, given: Given) -> None:
         found.put("lora.full_matrix", True)
         given.ignore(("linear", "linear_alpha"))
     else:
-        take(found, given, "linear", "lora.rank", int)
+        take(found, given, "linear", "lora.rank", whole)
         found.put("lora.alpha", number(found, given, "linear_alpha") or 1.0)
     if kind == "lokr" and (factor := number(found, given, "lokr_factor")):
-        found.put("lora.factor", int(factor))
+        found.put("lora.factor", whole(factor))
     conv = number(found, given, "conv")
     found.put("lora.preset", "auto" if found.family else "full" if conv else "attn-mlp")
     if conv and not found.family:
-        found.put("lora.conv_rank", int(conv))
+        found.put("lora.conv_rank", whole(conv))
         found.put("lora.conv_alpha", number(found, given, "conv_alpha") or conv)
     for name, setting in (
         ("dropout", "dropout"),
@@ -167,27 +176,26 @@ def _network(found: Imported, given: Given) -> None:
 
 
 def _train(found: Imported, given: Given, trigger: str) -> None:
-    steps = int(number(found, given, "steps") or 1000)
+    steps = whole(number(found, given, "steps") or 1000)
     found.put("train.steps", min(MOST_STEPS, steps))
     if steps > MOST_STEPS:
         found.leave("train.steps", steps)
-    take(found, given, "batch_size", "train.batch_size", int)
+    take(found, given, "batch_size", "train.batch_size", whole)
     batches = max(number(found, given, f"gradient_accumulation{end}") or 1 for end in ("", "_steps"))
-    found.put("train.accumulate", int(batches))
-    take(found, given, "max_grad_norm", "optimizer.max_grad_norm", float)
+    found.put("train.accumulate", whole(batches))
+    take(found, given, "max_grad_norm", "optimizer.max_grad_norm", real)
     rate = number(found, given, "lr") or 1e-6
     own, text = number(found, given, "unet_lr"), number(found, given, "text_encoder_lr")
     found.put("optimizer.learning_rate", (rate if own is None else own) if on(given.take("train_unet")) else 0.0)
     trains_text = on(given.take("train_text_encoder")) and not found.family
     found.put("optimizer.text_encoder_learning_rate", (rate if text is None else text) if trains_text else 0.0)
     name = put_optimizer(found, str(given.take("optimizer")))
-    params = given.take("optimizer_params")
-    for key, value in params.items() if isinstance(params, Mapping) else ():
+    for key, value in table(given.take("optimizer_params")).items():
         if key == "betas":
-            for setting, each in zip(("beta1", "beta2"), value if isinstance(value, list) else (), strict=False):
-                found.put(f"optimizer.options.{setting}", float(str(each)))
+            for setting, each in zip(("beta1", "beta2"), listing(value), strict=False):
+                found.put(f"optimizer.options.{setting}", real(each))
         elif name != "custom" and key in ("weight_decay", "eps", "beta1", "beta2", "d_coef", "d0", "momentum"):
-            found.put(f"optimizer.options.{key}", float(str(value)))
+            found.put(f"optimizer.options.{key}", real(value))
         else:
             found.leave(f"train.optimizer_params.{key}", value)
     _schedule(found, given)
@@ -196,15 +204,14 @@ def _train(found: Imported, given: Given, trigger: str) -> None:
     for key in ("min_snr_gamma", "snr_gamma"):
         if gamma := number(found, given, key):
             found.put("objective.min_snr_gamma", gamma)
-    if offset := number(found, given, "noise_offset"):
-        found.put("objective.noise_offset", offset)
+    put_number(found, given, "noise_offset", "objective.noise_offset")
     precision = PRECISIONS.get(str(given.take("dtype")))
     found.put("base_model.precision", precision) if precision else found.leave("train.dtype", given.take("dtype"))
     if on(given.take("gradient_checkpointing")):
         found.put("memory.checkpointing", "full")
     average = given.take("ema_config")
     if isinstance(average, Mapping) and on(average.get("use_ema")):
-        found.put("optimizer.ema_decay", float(average.get("ema_decay") or 0.995))
+        found.put("optimizer.ema_decay", real(average.get("ema_decay") or 0.995))
     if on(given.take("diff_output_preservation")):
         found.put("objective.preservation", "class")
         found.put("objective.preservation_trigger", trigger or "subject")
@@ -215,13 +222,12 @@ def _train(found: Imported, given: Given, trigger: str) -> None:
 
 def _schedule(found: Imported, given: Given) -> None:
     name = str(given.take("lr_scheduler"))
-    params = given.take("lr_scheduler_params")
-    params = params if isinstance(params, Mapping) else {}
+    params = table(given.take("lr_scheduler_params"))
     if name not in SCHEDULES:
-        raise ValueError(f"its lr_scheduler {name} has no counterpart here; choose another one there")
+        raise without_counterpart("lr_scheduler", name)
     found.put("scheduler.name", SCHEDULES[name])
     if name == "cosine_with_restarts":
-        found.put("scheduler.cycles", max(1, int(float(params.get("num_cycles") or 1))))
+        found.put("scheduler.cycles", max(1, whole(params.get("num_cycles") or 1)))
     if warmup := params.get("num_warmup_steps") or params.get("warmup_steps"):
         put_warmup(found, warmup)
 
@@ -243,15 +249,14 @@ def _levels(found: Imported, given: Given) -> None:
 
 def _save(found: Imported, given: Given, sample: Given) -> None:
     if every := number(found, given, "save_every"):
-        found.put("saves.save_every", int(every))
+        found.put("saves.save_every", whole(every))
         found.put("saves.save_unit", "steps")
     kept = number(found, given, "max_step_saves_to_keep")
-    found.put("saves.keep_last", max(1, min(1000, int(kept or 5))))
+    found.put("saves.keep_last", max(1, min(1000, whole(kept or 5))))
     dtype = PRECISIONS.get(str(given.take("dtype")))
     found.put("train.save_dtype", dtype) if dtype else found.leave("save.dtype", given.take("dtype"))
-    listed = [*(sample.take("prompts") or []), *(sample.take("samples") or [])]
     lines = []
-    for each in listed:
+    for each in [*listing(sample.take("prompts")), *listing(sample.take("samples"))]:
         own = each if isinstance(each, Mapping) else {"prompt": each}
         flags = (("w", "width"), ("h", "height"), ("d", "seed"), ("l", "guidance_scale"), ("s", "sample_steps"))
         text = " ".join(str(own.get("prompt") or "").split())
@@ -262,31 +267,26 @@ def _save(found: Imported, given: Given, sample: Given) -> None:
         return
     put_prompts(found, lines)
     for name, setting in (("width", "width"), ("height", "height"), ("sample_steps", "steps"), ("seed", "seed")):
-        take(found, sample, name, f"sample.{setting}", int)
-    take(found, sample, "guidance_scale", "sample.cfg", float)
+        take(found, sample, name, f"sample.{setting}", whole)
+    take(found, sample, "guidance_scale", "sample.cfg", real)
     if negative := sample.take("neg"):
         found.put("sample.negative", str(negative))
-    take(found, sample, "sample_every", "saves.sample_every", int)
+    take(found, sample, "sample_every", "saves.sample_every", whole)
 
 
 def _dataset(found: Imported, given: Given, folder: Path, trigger: str) -> None:
     path = str(given.take("folder_path") or given.take("dataset_path") or "")
-    absolute = path.startswith(("/", "\\", "~")) or path[1:2] == ":" or not path
-    sizes = given.take("resolution")
-    concept: dict[str, Any] = {"folder": path if absolute else str(folder / path), "recursive": False}
-    concept |= {
-        "folder_repeats": False,
-        "resolutions": [str(int(size)) for size in (sizes if isinstance(sizes, list) else [sizes])],
-    }
+    concept: dict[str, Any] = {"folder": placed(folder, path), "recursive": False, "folder_repeats": False}
+    concept["resolutions"] = [str(whole(size)) for size in listing(given.take("resolution"))]
     ending = str(given.take("caption_ext") or ".txt")
     captions: dict[str, Any] = {"extensions": [ending if ending.startswith(".") else f".{ending}"], "missing": "empty"}
-    captions["dropout"] = float(given.take("caption_dropout_rate") or 0.0)
+    captions["dropout"] = real(given.take("caption_dropout_rate") or 0.0)
     if default := given.take("default_caption"):
         captions |= {"missing": "class_prompt", "class_prompt": str(default)}
     if on(given.take("shuffle_tokens")):
-        captions |= {"shuffle": True, "keep": int(given.take("keep_tokens") or 0)}
+        captions |= {"shuffle": True, "keep": whole(given.take("keep_tokens") or 0)}
     given.ignore(("keep_tokens",))
-    if chance := float(given.take("token_dropout_rate") or 0.0):
+    if chance := real(given.take("token_dropout_rate") or 0.0):
         captions["tag_dropout"] = chance
     if trigger:
         captions["prefix"] = trigger
@@ -294,7 +294,7 @@ def _dataset(found: Imported, given: Given, folder: Path, trigger: str) -> None:
         if told not in found.open:
             found.open.append(told)
     concept["captions"] = captions
-    if (repeats := float(given.take("num_repeats") or 1)) != 1:
+    if (repeats := real(given.take("num_repeats") or 1)) != 1:
         concept["repeats"] = repeats
     if on(given.take("is_reg")):
         concept["role"] = "regularisation"
@@ -304,11 +304,10 @@ def _dataset(found: Imported, given: Given, folder: Path, trigger: str) -> None:
         concept["augment"] = {"crop_jitter": 1.0}
     if masks := given.take("mask_path"):
         concept["masks"] = {"folder": str(masks), "missing": "ones", "unmasked_probability": 0.0,
-            "unmasked_weight": float(given.take("mask_min_value") or 0.0)}  # fmt: skip
+            "unmasked_weight": real(given.take("mask_min_value") or 0.0)}  # fmt: skip
     if controls := given.take("control_path"):
-        listed = controls if isinstance(controls, list) else [controls]
-        concept["controls"] = {"folders": [str(each) for each in listed[:3]]}
-    if (weight := float(given.take("loss_multiplier") or 1.0)) != 1:
+        concept["controls"] = {"folders": [str(each) for each in listing(controls)[:3]]}
+    if (weight := real(given.take("loss_multiplier") or 1.0)) != 1:
         concept["loss_weight"] = weight
     found.concept(**concept)
     for key, value in given.unread():

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..toml_text import read_toml
-from .imported import Given, Imported
-from .sd_scripts import beside, number, on, put_optimizer, put_start, put_warmup
+from .imported import Given, Imported, listing, number, on, put_number, real, table, tables, whole
+from .sd_scripts import put_optimizer, put_start, put_warmup
+from .texts import beside, placed
 
 PROGRAM = "diffusion-pipe"
 TOP = {"epochs": 1000, "micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0}
@@ -50,7 +51,7 @@ def recognises(values: Any) -> bool:
 def read_diffusion_pipe(values: Mapping[str, Any], folder: Path) -> Imported:
     """Read a main file; folder: in which relative paths start."""
     names = ("adapter", "optimizer", "model")
-    parts = {name: part if isinstance(part := values.get(name), Mapping) else {} for name in names}
+    parts = {name: table(values.get(name)) for name in names}
     if str(parts["adapter"].get("type", "")) != "lora":
         raise ValueError("it has no adapter of type lora, and here LoRAs are trained; add one")
     given = Given(values, TOP)
@@ -59,15 +60,15 @@ def read_diffusion_pipe(values: Mapping[str, Any], folder: Path) -> Imported:
     _model(found, model)
     adapter = Given(parts["adapter"], {})
     rank = number(found, adapter, "rank") or 32
-    found.put("lora.rank", int(rank))
+    found.put("lora.rank", whole(rank))
     found.put("lora.alpha", number(found, adapter, "alpha") or rank)
     if dropout := number(found, adapter, "dropout"):
         found.put("lora.dropout", dropout)
     put_start(found, str(adapter.take("init_from_existing") or ""))
     found.put("lora.preset", "auto")
-    found.put("train.epochs", int(number(found, given, "epochs") or 1000))
-    found.put("train.batch_size", int(number(found, given, "micro_batch_size_per_gpu") or 1))
-    found.put("train.accumulate", int(number(found, given, "gradient_accumulation_steps") or 1))
+    found.put("train.epochs", whole(number(found, given, "epochs") or 1000))
+    found.put("train.batch_size", whole(number(found, given, "micro_batch_size_per_gpu") or 1))
+    found.put("train.accumulate", whole(number(found, given, "gradient_accumulation_steps") or 1))
     found.put("optimizer.max_grad_norm", number(found, given, "gradient_clipping") or 0.0)
     schedule = str(given.take("lr_scheduler"))
     known = schedule in ("constant", "linear", "cosine")
@@ -77,7 +78,7 @@ def read_diffusion_pipe(values: Mapping[str, Any], folder: Path) -> Imported:
     put_warmup(found, given.take("warmup_steps"))
     _optimizer(found, Given(parts["optimizer"], {"lr": 1e-4}), model)
     if every := number(found, given, "save_every_n_epochs"):
-        found.put("saves.save_every", int(every))
+        found.put("saves.save_every", whole(every))
         found.put("saves.save_unit", "epochs")
     if on(given.take("activation_checkpointing")):
         found.put("memory.checkpointing", "full")
@@ -122,8 +123,7 @@ def _model(found: Imported, given: Given) -> None:
             found.put("objective.timestep_shift", shift or 1.0)
         if method == "logit_normal" and (scale := number(found, given, "sigmoid_scale")):
             found.put("objective.logit_scale", scale)
-    if gamma := number(found, given, "min_snr_gamma"):
-        found.put("objective.min_snr_gamma", gamma)
+    put_number(found, given, "min_snr_gamma", "objective.min_snr_gamma")
     if on(given.take("debiased_estimation_loss")):
         found.put("objective.weighting", "debiased")
     if on(given.take("v_pred")):
@@ -143,7 +143,7 @@ def _optimizer(found: Imported, given: Given, model: Given) -> None:
     betas = given.take("betas")
     if name != "custom" and isinstance(betas, list):
         for setting, value in zip(("beta1", "beta2"), betas, strict=False):
-            found.put(f"optimizer.options.{setting}", float(value))
+            found.put(f"optimizer.options.{setting}", real(value))
     for key in ("weight_decay", "eps"):
         value = number(found, given, key)
         if value is not None and name.startswith("adamw"):
@@ -163,17 +163,16 @@ def _dataset(found: Imported, given: Given, folder: Path) -> None:
 
 
 def _concepts(found: Imported, values: Mapping[str, Any], folder: Path) -> None:
-    for each in values.get("directory") or []:
+    for each in tables(values.get("directory")):
         path, sizes = str(each.get("path") or ""), each.get("resolutions") or values.get("resolutions") or []
-        absolute = path.startswith(("/", "\\", "~")) or path[1:2] == ":"
-        concept: dict[str, Any] = {"folder": path if absolute else str(folder / path), "recursive": False}
+        concept: dict[str, Any] = {"folder": placed(folder, path), "recursive": False}
         captions: dict[str, Any] = {"dropout": 0.0, "missing": "empty"}
         captions |= {"prefix": str(each["caption_prefix"])} if each.get("caption_prefix") else {}
         captions |= {"shuffle": True} if on(each.get("shuffle_tags")) else {}
         concept |= {"folder_repeats": False, "captions": captions}
-        plain = [str(int(size)) for size in sizes if isinstance(size, int | float)]
+        plain = [str(whole(size)) for size in listing(sizes) if not isinstance(size, list)]
         concept |= {"resolutions": plain} if plain else {}
-        if (repeats := float(each.get("num_repeats") or 1)) != 1:
+        if (repeats := real(each.get("num_repeats") or 1)) != 1:
             concept["repeats"] = repeats
         if each.get("mask_path"):
             concept["masks"] = {"folder": str(each["mask_path"]), "missing": "ones", "unmasked_weight": 0.0}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .imported import Imported
+from .imported import Imported, table
 from .sd_scripts import read_sd_scripts
 
 PROGRAM = "LoRA_Easy_Training_Scripts"
@@ -25,19 +25,15 @@ def read_easy(values: Mapping[str, Any], folder: Path) -> Imported:
     dataset: dict[str, Any] = {}
     for name, section in values.items():
         if name.endswith(SECTION) and isinstance(section, Mapping):
-            given |= _inner(section.get("args"))
-            dataset |= _inner(section.get("dataset_args"))
+            given |= table(section.get("args"))
+            dataset |= table(section.get("dataset_args"))
     subsets = values.get("subsets")
     if subsets and "dataset_config" not in given:
         given["datasets"] = [{**dataset, "subsets": subsets}]
     else:
         given |= dataset
     given |= {name: given.get(name) or {} for name in TABLES if name in given}
-    module = "lycoris.kohya" if "algo" in (given.get("network_args") or {}) else "networks.lora"
+    module = "lycoris.kohya" if "algo" in table(given.get("network_args")) else "networks.lora"
     given.setdefault("network_module", module)
     sdxl = bool(given.get("sdxl"))
     return read_sd_scripts(given, folder, script="sdxl" if sdxl else "", program=PROGRAM)
-
-
-def _inner(section: Any) -> dict[str, Any]:
-    return dict(section) if isinstance(section, Mapping) else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +13,7 @@ from ...config.naming import SECTIONS
 from ...config.rows import without_effect
 
 Convert = Callable[[Any], Any]
+LARGEST = 2**63  # of whole numbers, a seed's
 
 
 class Given:
@@ -80,6 +83,49 @@ class Imported:
         _drop(self.values, "")
 
 
+def without_counterpart(name: str, value: Any, remedy: str = "choose another one there") -> ValueError:
+    """Say that a setting's value has no counterpart, for the reader to raise."""
+    return ValueError(f"its {name} {value!s:.60} has no counterpart here; {remedy}")
+
+
+def real(value: Any) -> float:
+    """Read a number of a stranger's file; raises ValueError in words for what is none, or has no end."""
+    try:
+        number = float(value) if isinstance(value, bool | int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"it holds {value!r:.60} where a number belongs; correct it there")
+    return number
+
+
+def whole(value: Any) -> int:
+    """Read a whole number, as `real` does; what follows the point is cut off."""
+    number = real(value)
+    if abs(number) >= LARGEST:
+        raise ValueError(f"it holds {value!r:.60}, which is too large; correct it there")
+    return int(number)
+
+
+def table(value: Any) -> Mapping[str, Any]:
+    """Read a table; anything else stands for an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def tables(value: Any) -> list[Mapping[str, Any]]:
+    """Read a list of tables; raises ValueError in words for anything else, but for nothing."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+        raise ValueError(f"it holds {value!r:.60} where a list of tables belongs; correct it there")
+    return value
+
+
+def listing(value: Any) -> list[Any]:
+    """Read a list; one value stands for a list of one, and nothing for an empty one."""
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
 def is_secret(name: str) -> bool:
     """Tell whether a setting holds a key or a token of a person."""
     words = name.lower().replace("-", "_").rpartition(".")[2]
@@ -101,3 +147,52 @@ def optimizer_named(kind: str) -> str | None:
     ours = {name.replace("_", ""): name for name in OPTIMIZERS}
     others = {"sgdnesterov": "sgd", "sgdnesterov8bit": "sgd8bit", "adamwschedulefree": "schedulefree_adamw"}
     return others.get(plain) or ours.get(plain)
+
+
+def take(found: Imported, given: Given, name: str, setting: str, convert: Convert) -> None:
+    """Move one value over; one that cannot be read is listed."""
+    value = given.take(name)
+    if value is None or value == "":
+        return
+    try:
+        found.put(setting, convert(value))
+    except ValueError:
+        found.leave(name, value)
+
+
+def on(value: Any) -> bool:
+    """Tell whether a switch is on."""
+    return value is True or str(value).lower() in ("true", "1", "yes")
+
+
+def number(found: Imported, given: Given, name: str) -> float | None:
+    """Read a number; None where there is none, or what stands there is none and is listed."""
+    value = given.take(name)
+    if value is None or value == "":
+        return None
+    try:
+        return real(value)
+    except ValueError:
+        found.leave(name, value)
+        return None
+
+
+def put_number(found: Imported, given: Given, name: str, setting: str) -> None:
+    """Move a number over; 0 means none there, as here."""
+    if value := number(found, given, name):
+        found.put(setting, value)
+
+
+def put_prompts(found: Imported, lines: list[str]) -> None:
+    """Set the prompts of the samples; flags that ours have not are listed and left out."""
+
+    def known(match: re.Match[str]) -> str:
+        flag = {"ctrl_img": "ci", "ctrl_img_1": "ci"}.get(match.group(1), match.group(1))
+        if flag in ("n", "w", "h", "d", "s", "l", "g", "ss", "ci"):
+            return f" --{flag} {match.group(2).strip()}"
+        found.leave(f"sample prompt --{flag}", match.group(2).strip())
+        return ""
+
+    if lines:
+        cleaned = [re.sub(r"\s--(\w+)((?:(?!\s--\w).)*)", known, line).strip() for line in lines[:1000]]
+        found.put("sample.prompts", [line for line in cleaned if line])

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .imported import Imported
-from .sd_scripts import LISTS, on, read_sd_scripts
+from .imported import Imported, on, real, without_counterpart
+from .sd_scripts import LISTS, read_sd_scripts
 from .texts import arguments
 
 PROGRAM = "kohya_ss"
@@ -81,19 +81,20 @@ OF_FLOW = re.compile(
 )  # fields of other families, which the page leaves out
 
 
-def recognises(values: Mapping[str, Any]) -> bool:
+def recognises(values: Any) -> bool:
     """Tell whether a JSON is one of kohya_ss."""
-    return "LoRA_type" in values or {"max_resolution", "pretrained_model_name_or_path"} <= values.keys()
+    names = values.keys() if isinstance(values, Mapping) else set()
+    return "LoRA_type" in names or {"max_resolution", "pretrained_model_name_or_path"} <= names
 
 
 def read_kohya_gui(values: Mapping[str, Any], folder: Path) -> Imported:
     """Read a configuration of kohya_ss' page for LoRAs; folder: in which relative paths start."""
     if "token_string" in values:
         raise ValueError("it trains a textual inversion, and here LoRAs are trained; choose a file of its LoRA tab")
-    whole = "LyCORIS/Native Fine-Tuning"  # what DreamBooth and fine-tuning come nearest to
-    kind = str(values.get("LoRA_type") or ("Standard" if "network_dim" in values else whole))
+    native = "LyCORIS/Native Fine-Tuning"  # what DreamBooth and fine-tuning come nearest to
+    kind = str(values.get("LoRA_type") or ("Standard" if "network_dim" in values else native))
     if kind not in TYPES:
-        raise ValueError(f"its LoRA_type {kind} is unknown here; train it with kohya_ss")
+        raise without_counterpart("LoRA_type", kind, "train it with kohya_ss")
     module, algorithm = TYPES[kind]
     lycoris = module.startswith("lycoris")
     args: dict[str, Any] = {"algo": algorithm} if algorithm else {}
@@ -142,13 +143,13 @@ def _lengths(values: Mapping[str, Any]) -> dict[str, Any]:
     percent, warmup = values.get("lr_warmup"), values.get("lr_warmup_steps")
     if _set(warmup):
         return {**found, "lr_warmup_steps": warmup}
-    share = float(str(percent)) / 100 if _set(percent) else 0.0
+    share = real(str(percent)) / 100 if _set(percent) else 0.0
     return {**found, "lr_warmup_steps": share} if 0 < share < 1 else found
 
 
 def _rates(values: Mapping[str, Any]) -> dict[str, Any]:
     """Read the learning rates: one of the two alone trains that part alone."""
-    unet, text = (float(values.get(name) or 0) for name in ("unet_lr", "text_encoder_lr"))
+    unet, text = (real(values.get(name) or 0) for name in ("unet_lr", "text_encoder_lr"))
     if not unet and not text:
         return {}
     return {"unet_lr": unet, "text_encoder_lr": text, "network_train_unet_only": not text}
@@ -167,10 +168,10 @@ def _stop(found: Imported, percent: Any, given: Mapping[str, Any]) -> None:
     """Set when the text encoder stops, a share of the steps in percent."""
     steps = given.get("max_train_steps")
     try:
-        share = float(percent) / 100
+        share = real(percent) / 100
     except (TypeError, ValueError):
         share = 0.0
     if 0 < share < 1 and steps:
-        found.put("optimizer.text_encoder_stop", max(1, round(share * float(steps))))
+        found.put("optimizer.text_encoder_stop", max(1, round(share * real(steps))))
     elif share:
         found.leave("stop_text_encoder_training", percent)

@@ -13,8 +13,21 @@ from typing import Any
 from ...common.json_files import parse_json
 from ...config import OPTIMIZERS
 from ...config.optimizer import RATES
-from .imported import Given, Imported, optimizer_named
-from .sd_scripts import beside, number, on, put_prompts, put_start, put_warmup, take
+from .imported import (
+    Given,
+    Imported,
+    number,
+    on,
+    optimizer_named,
+    put_prompts,
+    real,
+    table,
+    take,
+    whole,
+    without_counterpart,
+)
+from .sd_scripts import put_start, put_warmup
+from .texts import beside, placed
 
 PROGRAM = "OneTrainer"
 DEFAULTS: dict[str, Any] = {  # what is off or empty there is not listed
@@ -170,11 +183,11 @@ def read_onetrainer(values: Mapping[str, Any], folder: Path) -> Imported:
     _method(found, given)
     _model(found, given)
     _network(found, given)
-    take(found, given, "epochs", "train.epochs", int)
-    take(found, given, "batch_size", "train.batch_size", int)
-    take(found, given, "gradient_accumulation_steps", "train.accumulate", int)
-    take(found, given, "seed", "train.seed", lambda value: max(0, int(value)))
-    take(found, given, "clip_grad_norm", "optimizer.max_grad_norm", float)
+    take(found, given, "epochs", "train.epochs", whole)
+    take(found, given, "batch_size", "train.batch_size", whole)
+    take(found, given, "gradient_accumulation_steps", "train.accumulate", whole)
+    take(found, given, "seed", "train.seed", lambda value: max(0, whole(value)))
+    take(found, given, "clip_grad_norm", "optimizer.max_grad_norm", real)
     for name, setting, kinds in (
         ("train_dtype", "base_model.precision", COMPUTED),
         ("output_dtype", "train.save_dtype", COMPUTED),
@@ -233,7 +246,7 @@ def _method(found: Imported, given: Given) -> None:
     if method == "FINE_TUNE":
         found.put("lora.algorithm", "full")
     elif method != "LORA":
-        raise ValueError(f"its training_method is {method}, and here LoRAs are trained; set it to LORA")
+        raise ValueError(f"its training_method is {method:.60}, and here LoRAs are trained; set it to LORA")
 
 
 def _model(found: Imported, given: Given) -> None:
@@ -249,7 +262,7 @@ def _model(found: Imported, given: Given) -> None:
             found.models["vae"] = str(vae)
         else:
             found.put("base_model.vae", str(vae))
-    skipped = int(number(found, given, "text_encoder_layer_skip") or 0)
+    skipped = whole(number(found, given, "text_encoder_layer_skip") or 0)
     if skipped and not found.family and "XL" not in kind:
         found.put("base_model.clip_skip", skipped + 1)
     elif skipped:
@@ -265,19 +278,19 @@ def _model(found: Imported, given: Given) -> None:
 def _network(found: Imported, given: Given) -> None:
     kind = str(given.take("peft_type"))
     if kind not in ALGORITHMS:
-        raise ValueError(f"its peft_type {kind} has no counterpart here; train it with {PROGRAM}")
+        raise without_counterpart("peft_type", kind, f"train it with {PROGRAM}")
     fine_tuned = found.values.get("lora", {}).get("algorithm") == "full"
     if not fine_tuned:
         found.put("lora.algorithm", ALGORITHMS[kind])
     rank = number(found, given, "lokr_dim" if kind == "LOKR" else "lora_rank")
     alpha = number(found, given, "lora_alpha")
     if not fine_tuned and kind != "OFT_2":
-        found.put("lora.rank", int(rank or 16))
+        found.put("lora.rank", whole(rank or 16))
         found.put("lora.alpha", alpha or 1.0)
     if kind == "OFT_2" and not fine_tuned:
         found.leave("oft_block_size", given.take("oft_block_size"))
     if kind == "LOKR":
-        take(found, given, "lokr_decompose_factor", "lora.factor", int)
+        take(found, given, "lokr_decompose_factor", "lora.factor", whole)
         for name, setting in (
             ("lokr_decompose_both", "decompose_both"),
             ("lokr_use_tucker", "tucker"),
@@ -309,7 +322,7 @@ def _sizes(found: Imported, given: Given) -> None:
     buckets = on(given.take("aspect_ratio_bucketing"))
     sizes = [part.strip() for part in str(given.take("resolution") or "").split(",") if part.strip()]
     if buckets and len(sizes) == 1 and sizes[0].isdecimal():
-        found.put("train.resolution", int(sizes[0]))
+        found.put("train.resolution", whole(sizes[0]))
     elif sizes:
         plain = [size if buckets or "x" in size else f"{size}x{size}" for size in sizes]
         found.put("train.buckets.resolutions", plain)
@@ -318,7 +331,7 @@ def _sizes(found: Imported, given: Given) -> None:
 def _schedule(found: Imported, given: Given) -> None:
     name = str(given.take("learning_rate_scheduler"))
     if name not in CURVES:
-        raise ValueError(f"its learning_rate_scheduler {name} has no counterpart here; choose another one there")
+        raise without_counterpart("learning_rate_scheduler", name)
     ours, formula = CURVES[name]
     found.put("scheduler.name", ours)
     cycles = number(found, given, "learning_rate_cycles") or 1.0
@@ -391,8 +404,7 @@ def _noise(found: Imported, given: Given) -> None:
 
 
 def _part(given: Given, name: str) -> Mapping[str, Any]:
-    part = given.take(name)
-    return part if isinstance(part, Mapping) else {}
+    return table(given.take(name))
 
 
 def _parts(found: Imported, given: Given) -> float:
@@ -413,7 +425,7 @@ def _parts(found: Imported, given: Given) -> float:
             continue
         own = part.get("learning_rate")
         trained = on(part.get("train"))
-        found.put(f"optimizer.{setting}", float((rate or 0.0) if own is None else own) if trained else 0.0)
+        found.put(f"optimizer.{setting}", real((rate or 0.0) if own is None else own) if trained else 0.0)
         if trained and setting != RATES[0]:
             _stop(found, part, setting)
     for part, setting in zip(parts, ("weights", "text_weights"), strict=False):
@@ -422,7 +434,7 @@ def _parts(found: Imported, given: Given) -> float:
             found.put(f"base_model.{setting}", kind)
     if on(denoiser.get("gradient_checkpointing", True)) and str(given.take("gradient_checkpointing") or "ON") != "OFF":
         found.put("memory.checkpointing", "full")
-    return float(parts[1].get("dropout_probability") or 0.0)
+    return real(parts[1].get("dropout_probability") or 0.0)
 
 
 def _stop(found: Imported, part: Mapping[str, Any], setting: str) -> None:
@@ -430,7 +442,7 @@ def _stop(found: Imported, part: Mapping[str, Any], setting: str) -> None:
     unit, after = str(part.get("stop_training_after_unit")), part.get("stop_training_after")
     if unit not in ("EPOCH", "STEP") or not after:
         return
-    found.put(f"optimizer.{setting.replace('_learning_rate', '_stop')}", int(float(after)))
+    found.put(f"optimizer.{setting.replace('_learning_rate', '_stop')}", whole(after))
     found.put("optimizer.stop_unit", "epochs" if unit == "EPOCH" else "steps")
 
 
@@ -446,7 +458,7 @@ def _optimizer(found: Imported, given: Given) -> None:
         named |= {"DADAPT_SGD": "DAdaptSGD", "DADAPT_ADA_GRAD": "DAdaptAdaGrad", "ADABELIEF": "AdaBelief"}
         named |= {"TIGER": "Tiger", "AIDA": "Aida", "YOGI": "Yogi", "LAMB": "Lamb", "LARS": "LARS"}
         if kind not in named:
-            raise ValueError(f"its optimizer {kind} has no counterpart here; choose another one there")
+            raise without_counterpart("optimizer", kind)
         found.put("optimizer.name", "custom")
         found.put("optimizer.options.optimizer", named[kind])
         values.clear()
@@ -466,8 +478,8 @@ def _optimizer(found: Imported, given: Given) -> None:
 def _average(found: Imported, given: Given) -> None:
     kind = str(given.take("ema"))
     if kind in ("GPU", "CPU"):
-        take(found, given, "ema_decay", "optimizer.ema_decay", float)
-        take(found, given, "ema_update_step_interval", "optimizer.ema_every", int)
+        take(found, given, "ema_decay", "optimizer.ema_decay", real)
+        take(found, given, "ema_update_step_interval", "optimizer.ema_every", whole)
         found.put("optimizer.ema_device", "cpu" if kind == "CPU" else "same")
     given.ignore(("ema_decay", "ema_update_step_interval"))
 
@@ -485,7 +497,7 @@ def _word(given: Given, found: Imported, each: Mapping[str, Any]) -> dict[str, A
     token = re.sub(r"\W", "", str(each.get("placeholder") or "embedding")) or "embedding"
     rate = number(found, given, "embedding_learning_rate") or number(found, given, "learning_rate")
     init = re.sub(r"[^\w ]", "", str(each.get("initial_embedding_text") or "")).strip()
-    word = {"token": token, "vectors": int(each.get("token_count") or 1), "init": init, "learning_rate": rate}
+    word = {"token": token, "vectors": whole(each.get("token_count") or 1), "init": init, "learning_rate": rate}
     return word | ({"keep_norm": True} if on(given.take("preserve_embedding_norm")) else {})
 
 
@@ -506,11 +518,11 @@ def _samples(found: Imported, given: Given, folder: Path) -> None:
     if lines:
         put_prompts(found, lines)
         if unit:
-            found.put("saves.sample_every", max(1, int(float(given.take("sample_after") or 10) * times)))
+            found.put("saves.sample_every", max(1, whole((given.take("sample_after") or 10) * times)))
             found.put("saves.sample_unit", unit)
     unit, times = UNITS.get(str(given.take("save_every_unit") or "NEVER"), ("", 0))
     if unit and (every := number(found, given, "save_every")):
-        found.put("saves.save_every", max(1, int(every * times)))
+        found.put("saves.save_every", max(1, whole(every * times)))
         found.put("saves.save_unit", unit)
         found.put("saves.keep_every", 1)
         found.put("saves.publish", True)
@@ -522,8 +534,8 @@ def _masks(given: Given) -> dict[str, Any] | None:
     weight, probability, normalize, prior = (given.take(name) for name in names)
     if not on(given.take("masked_training")):
         return None
-    found = {"unmasked_weight": float(weight), "unmasked_probability": float(probability), "missing": "ones"}
-    return {**found, "normalize_masked_area": on(normalize), "prior_weight": float(prior or 0.0)}
+    found = {"unmasked_weight": real(weight), "unmasked_probability": real(probability), "missing": "ones"}
+    return {**found, "normalize_masked_area": on(normalize), "prior_weight": real(prior or 0.0)}
 
 
 # --- the pictures ------------------------------------------------------------------------------------------
@@ -553,21 +565,20 @@ def _concept(
     if not on(each.get("enabled", True)):
         return
     given = Given(each, {"balancing": 1.0, "loss_weight": 1.0, "image_variations": 1})
-    text, image = (each.get(name) if isinstance(each.get(name), Mapping) else {} for name in ("text", "image"))
+    text, image = (table(each.get(name)) for name in ("text", "image"))
     path = str(each.get("path") or "")
-    absolute = path.startswith(("/", "\\", "~")) or path[1:2] == ":" or not path
-    concept: dict[str, Any] = {"folder": path if absolute else str(folder / path), "folder_repeats": False}
+    concept: dict[str, Any] = {"folder": placed(folder, path), "folder_repeats": False}
     concept |= {"recursive": on(each.get("include_subdirectories")), "captions": _captions(found, text or {}, dropout)}
-    concept |= {"loss_weight": float(given.take("loss_weight"))} if given.take("loss_weight") != 1 else {}
+    concept |= {"loss_weight": real(given.take("loss_weight"))} if given.take("loss_weight") != 1 else {}
     kind = str(each.get("type") or ("VALIDATION" if on(each.get("validation_concept")) else "STANDARD"))
     if kind in ("VALIDATION", "PRIOR_PREDICTION"):
         concept["role"] = kind.lower()
-    balance = float(each.get("repeats", given.take("balancing")) or 1.0)
+    balance = real(each.get("repeats", given.take("balancing")) or 1.0)
     if each.get("balancing_strategy") == "SAMPLES":
-        concept["samples"] = max(1, int(balance))
+        concept["samples"] = max(1, whole(balance))
     elif balance != 1:
         concept["repeats"] = balance
-    _image(found, concept, image or {}, int(given.take("image_variations") or 1))
+    _image(found, concept, image or {}, whole(given.take("image_variations") or 1))
     if masks is not None:
         concept["masks"] = dict(masks)
     found.concept(**concept)
@@ -583,11 +594,11 @@ def _captions(found: Imported, text: Mapping[str, Any], dropout: float) -> dict[
         captions["file"] = str(text.get("prompt_path") or "")
     shuffled, dropped = on(text.get("enable_tag_shuffling")), on(text.get("tag_dropout_enable"))
     if shuffled or dropped:
-        captions |= {"shuffle": shuffled, "keep": int(text.get("keep_tags_count", 1) or 0)}
+        captions |= {"shuffle": shuffled, "keep": whole(text.get("keep_tags_count", 1) or 0)}
         if (separator := str(text.get("tag_delimiter") or ",")) != ",":
             captions["separator"] = separator
     mode = {"RANDOM": "uniform", "RANDOM WEIGHTED": "weighted"}.get(str(text.get("tag_dropout_mode") or "FULL"))
-    chance = float(text.get("tag_dropout_probability") or 0.0)
+    chance = real(text.get("tag_dropout_probability") or 0.0)
     if dropped and chance and mode:
         captions |= {"tag_dropout": chance, "tag_dropout_mode": mode}
     elif dropped and chance:
@@ -608,9 +619,9 @@ def _image(found: Imported, concept: dict[str, Any], image: Mapping[str, Any], v
         concept["flip"] = True
     augment: dict[str, Any] = {"crop_jitter": 1.0} if on(image.get("enable_crop_jitter", True)) else {}
     for name in ("brightness", "contrast", "saturation", "hue"):
-        if on(image.get(f"enable_random_{name}")) and (most := float(image.get(f"random_{name}_max_strength") or 0)):
+        if on(image.get(f"enable_random_{name}")) and (most := real(image.get(f"random_{name}_max_strength") or 0)):
             augment[name] = min(1.0, most)
-    if on(image.get("enable_random_rotate")) and (angle := float(image.get("random_rotate_max_angle") or 0)):
+    if on(image.get("enable_random_rotate")) and (angle := real(image.get("random_rotate_max_angle") or 0)):
         augment["rotation"] = angle
     if augment:
         concept["augment"] = {**augment, "variants": max(1, variations)}

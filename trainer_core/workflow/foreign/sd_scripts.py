@@ -11,11 +11,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...common.json_files import parse_json
 from ...config import ALGORITHMS, OPTIMIZERS, node
 from ...config.optimizer import RATES
 from ..toml_text import read_toml
-from .imported import Convert, Given, Imported, optimizer_named
-from .texts import Command, arguments, decode, read_script
+from .imported import (
+    Convert,
+    Given,
+    Imported,
+    number,
+    on,
+    optimizer_named,
+    put_prompts,
+    real,
+    table,
+    tables,
+    take,
+    whole,
+    without_counterpart,
+)
+from .texts import Command, arguments, beside, placed, read_script
 
 PROGRAM = "sd-scripts"
 LISTS = frozenset({"network_args", "optimizer_args", "lr_scheduler_args", "text_encoder_lr", "base_weights"}) | {
@@ -87,15 +102,15 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {  # where those of the library 
 }
 PLAIN: dict[str, tuple[str, Convert]] = {  # of sd-scripts -> our setting, and how its value is read
     "vae": ("base_model.vae", str),
-    "train_batch_size": ("train.batch_size", int),
-    "gradient_accumulation_steps": ("train.accumulate", int),
-    "seed": ("train.seed", int),
-    "validation_split": ("train.validation_share", float),
-    "validate_every_n_steps": ("train.validate_every", int),
-    "max_grad_norm": ("optimizer.max_grad_norm", float),
-    "scale_weight_norms": ("lora.scale_weight_norms", float),
-    "noise_offset": ("objective.noise_offset", float),
-    "ip_noise_gamma": ("objective.input_perturbation", float),
+    "train_batch_size": ("train.batch_size", whole),
+    "gradient_accumulation_steps": ("train.accumulate", whole),
+    "seed": ("train.seed", whole),
+    "validation_split": ("train.validation_share", real),
+    "validate_every_n_steps": ("train.validate_every", whole),
+    "max_grad_norm": ("optimizer.max_grad_norm", real),
+    "scale_weight_norms": ("lora.scale_weight_norms", real),
+    "noise_offset": ("objective.noise_offset", real),
+    "ip_noise_gamma": ("objective.input_perturbation", real),
 }
 FLAGS: dict[str, tuple[str, Any]] = {  # switched on -> our setting and its value
     "v_parameterization": ("base_model.prediction", "v_prediction"),
@@ -139,17 +154,17 @@ MODELS = {  # of a family -> the role of the file
 }
 CAPTIONS: dict[str, tuple[str, Convert]] = {  # of a folder -> field of its captions
     "shuffle_caption": ("shuffle", bool),
-    "keep_tokens": ("keep", int),
-    "caption_dropout_rate": ("dropout", float),
-    "caption_dropout_every_n_epochs": ("dropout_every_n_epochs", int),
-    "caption_tag_dropout_rate": ("tag_dropout", float),
+    "keep_tokens": ("keep", whole),
+    "caption_dropout_rate": ("dropout", real),
+    "caption_dropout_every_n_epochs": ("dropout_every_n_epochs", whole),
+    "caption_tag_dropout_rate": ("tag_dropout", real),
     "caption_prefix": ("prefix", str),
     "caption_suffix": ("suffix", str),
     "caption_separator": ("separator", str),
     "enable_wildcard": ("wildcards", bool),
     "class_tokens": ("class_prompt", str),
-    "token_warmup_min": ("tag_warmup_min", int),
-    "token_warmup_step": ("tag_warmup_steps", lambda value: int(float(value))),
+    "token_warmup_min": ("tag_warmup_min", whole),
+    "token_warmup_step": ("tag_warmup_steps", whole),
 }
 OF_A_FOLDER = frozenset(CAPTIONS) | {
     "caption_extension", "flip_aug", "random_crop", "color_aug", "alpha_mask", "num_repeats", "resolution",
@@ -157,12 +172,12 @@ OF_A_FOLDER = frozenset(CAPTIONS) | {
     "validation_split", "face_crop_aug_range", "keep_tokens_separator", "secondary_separator",
 }  # fmt: skip
 NETWORK: dict[str, tuple[str, Convert]] = {  # of network_args
-    "rank_dropout": ("lora.rank_dropout", float),
-    "module_dropout": ("lora.module_dropout", float),
-    "dropout": ("lora.dropout", float),
-    "factor": ("lora.factor", int),
-    "constraint": ("lora.constraint", float),
-    "loraplus_lr_ratio": ("optimizer.lora_plus_ratio", float),
+    "rank_dropout": ("lora.rank_dropout", real),
+    "module_dropout": ("lora.module_dropout", real),
+    "dropout": ("lora.dropout", real),
+    "factor": ("lora.factor", whole),
+    "constraint": ("lora.constraint", real),
+    "loraplus_lr_ratio": ("optimizer.lora_plus_ratio", real),
 }
 SWITCHES = {  # of network_args, switched on
     "use_tucker": "lora.tucker",
@@ -177,10 +192,10 @@ SWITCHES = {  # of network_args, switched on
     "rank_dropout_scale": "lora.rank_dropout_scale",
 }
 BLOCKS = {  # of network_args: a number for each block
-    "block_dims": ("lora.block_ranks", int),
-    "block_alphas": ("lora.block_alphas", float),
-    "conv_block_dims": ("lora.conv_block_ranks", int),
-    "conv_block_alphas": ("lora.conv_block_alphas", float),
+    "block_dims": ("lora.block_ranks", whole),
+    "block_alphas": ("lora.block_alphas", real),
+    "conv_block_dims": ("lora.conv_block_ranks", whole),
+    "conv_block_alphas": ("lora.conv_block_alphas", real),
 }
 LARGEST_RANK = 4097
 WITHOUT_EFFECT = re.compile(  # on what is trained: places, speed, what is always done here, and what is read elsewhere
@@ -231,17 +246,6 @@ def read_command(command: Command, given: dict[str, Any], left: list[str], folde
     return found
 
 
-def beside(folder: Path, name: str) -> str | None:
-    """Read a text that a file names, where it lies in the file's own folder or below; None if it does not."""
-    path = folder / name.replace("\\", "/")
-    inside = path.resolve().is_relative_to(folder.resolve())
-    if not inside or not path.is_file() or path.stat().st_size > 2**20:
-        path = folder / re.split(r"[\\/]", name)[-1]  # moved beside it from another machine
-    if not path.is_file() or path.is_symlink() or path.stat().st_size > 2**20:
-        return None
-    return decode(path.read_bytes())
-
-
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Bring the sections of a configuration together, as sd-scripts does; a list of datasets stays."""
     found: dict[str, Any] = {}
@@ -255,7 +259,7 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
     given = Given(values, DEFAULTS)
     found = Imported(program=program, name=str(given.take("output_name")))
     family = next((each for word, each in FAMILIES.items() if word in script), "")
-    _model(found, given, family, folder)
+    _model(found, given, family)
     _length(found, given)
     for name, (setting, convert) in PLAIN.items():
         take(found, given, name, setting, convert)
@@ -279,35 +283,7 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
     return found
 
 
-def take(found: Imported, given: Given, name: str, setting: str, convert: Convert) -> None:
-    """Move one value over; one that cannot be read is listed."""
-    value = given.take(name)
-    if value is None or value == "":
-        return
-    try:
-        found.put(setting, convert(value))
-    except (TypeError, ValueError):
-        found.leave(name, value)
-
-
-def on(value: Any) -> bool:
-    """Tell whether a switch is on."""
-    return value is True or str(value).lower() in ("true", "1", "yes")
-
-
-def number(found: Imported, given: Given, name: str) -> float | None:
-    """Read a number; None where there is none, or what stands there is none and is listed."""
-    value = given.take(name)
-    if value is None or value == "":
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        found.leave(name, value)
-        return None
-
-
-def _model(found: Imported, given: Given, family: str, folder: Path) -> None:
+def _model(found: Imported, given: Given, family: str) -> None:
     """Read the base model, or the files of a family that ComfyUI's own nodes load."""
     path = str(given.take("pretrained_model_name_or_path") or "")
     if family:
@@ -327,12 +303,12 @@ def _model(found: Imported, given: Given, family: str, folder: Path) -> None:
             )
         )
         if given.take("guidance_scale") not in (None, 1, 1.0):
-            found.put("base_model.connected.guidance", float(given.take("guidance_scale")))
+            found.put("base_model.connected.guidance", real(given.take("guidance_scale")))
         return
     found.put("base_model.path", path)
     layer = number(found, given, "clip_skip")
     if layer and not on(given.take("sdxl")):
-        found.put("base_model.clip_skip", max(1, int(layer)))
+        found.put("base_model.clip_skip", max(1, whole(layer)))
 
 
 def _levels(found: Imported, given: Given) -> None:
@@ -359,16 +335,16 @@ def _length(found: Imported, given: Given) -> None:
     """Read how long the run is: epochs count where they are set."""
     epochs, steps = number(found, given, "max_train_epochs"), number(found, given, "max_train_steps")
     if epochs:
-        found.put("train.epochs", int(epochs))
+        found.put("train.epochs", whole(epochs))
     elif steps:
-        found.put("train.steps", int(steps))
+        found.put("train.steps", whole(steps))
 
 
 def _precision(found: Imported, given: Given) -> None:
     for name, setting in (("mixed_precision", "base_model.precision"), ("save_precision", "train.save_dtype")):
         value = given.take(name)
-        if value in PRECISIONS:
-            found.put(setting, PRECISIONS[value])
+        if str(value) in PRECISIONS:
+            found.put(setting, PRECISIONS[str(value)])
         elif value not in (None, ""):
             found.leave(name, value)
     if given.take("save_precision") in (None, ""):  # as it is trained
@@ -385,7 +361,7 @@ def _noise(found: Imported, given: Given) -> None:
     else:
         found.leave("loss_type", loss)
     if loss in ("huber", "smooth_l1"):
-        for name, convert in (("huber_c", float), ("huber_schedule", str), ("huber_scale", float)):
+        for name, convert in (("huber_c", real), ("huber_schedule", str), ("huber_scale", real)):
             take(found, given, name, f"objective.{name}", convert)
     else:
         given.ignore(("huber_c", "huber_schedule", "huber_scale"))
@@ -394,14 +370,14 @@ def _noise(found: Imported, given: Given) -> None:
         found.put("objective.noise_offset_strength", "adaptive")
         found.put("objective.offset_adaptation", adaptive)
     if sizes := number(found, given, "multires_noise_iterations"):
-        found.put("objective.pyramid_iterations", int(sizes))
-        take(found, given, "multires_noise_discount", "objective.pyramid_discount", float)
+        found.put("objective.pyramid_iterations", whole(sizes))
+        take(found, given, "multires_noise_discount", "objective.pyramid_discount", real)
     given.ignore(("multires_noise_discount",))
     least, most = number(found, given, "min_timestep"), number(found, given, "max_timestep")
     if least:
-        found.put("objective.min_timestep", int(least))
+        found.put("objective.min_timestep", whole(least))
     if most and most < 1000:  # theirs is not trained itself
-        found.put("objective.max_timestep", int(most) - 1)
+        found.put("objective.max_timestep", whole(most) - 1)
 
 
 def _weighting(found: Imported, given: Given) -> None:
@@ -439,13 +415,13 @@ def put_schedule(found: Imported, given: Given) -> None:
         put_warmup(found, given.take("lr_warmup_steps"))
     given.ignore(("lr_warmup_steps",))
     if name == "cosine_with_restarts":
-        take(found, given, "lr_scheduler_num_cycles", "scheduler.cycles", lambda value: max(1, int(float(value))))
+        take(found, given, "lr_scheduler_num_cycles", "scheduler.cycles", lambda value: max(1, whole(value)))
     if name == "polynomial":
-        take(found, given, "lr_scheduler_power", "scheduler.power", float)
+        take(found, given, "lr_scheduler_power", "scheduler.power", real)
     if name in ("cosine_with_min_lr", "warmup_stable_decay"):
-        take(found, given, "lr_scheduler_min_lr_ratio", "scheduler.min_lr_ratio", float)
+        take(found, given, "lr_scheduler_min_lr_ratio", "scheduler.min_lr_ratio", real)
     if name == "inverse_sqrt" and given.take("lr_scheduler_timescale"):
-        take(found, given, "lr_scheduler_timescale", "scheduler.timescale", int)
+        take(found, given, "lr_scheduler_timescale", "scheduler.timescale", whole)
     if name == "warmup_stable_decay":
         _decay(found, given)
     given.ignore(beside_it)
@@ -459,7 +435,7 @@ def _own_schedule(found: Imported, given: Given, kind: str) -> None:
     elif "cosineannealinglr" in plain:
         found.put("scheduler.name", "cosine")
     else:
-        raise ValueError(f"its lr_scheduler_type {kind} has no counterpart here; write lr_scheduler instead")
+        raise without_counterpart("lr_scheduler_type", kind, "write lr_scheduler instead")
     for name, value in pairs(given.take("lr_scheduler_args")):
         found.leave(f"lr_scheduler_args {name}", value)
     put_warmup(found, given.take("lr_warmup_steps"))
@@ -468,7 +444,7 @@ def _own_schedule(found: Imported, given: Given, kind: str) -> None:
 def put_warmup(found: Imported, value: Any) -> None:
     """Read the length of the warm-up: a number below 1 is a share of the run."""
     try:
-        steps = float(value or 0)
+        steps = real(value or 0)
     except (TypeError, ValueError):
         found.leave("lr_warmup_steps", value)
         return
@@ -476,7 +452,7 @@ def put_warmup(found: Imported, value: Any) -> None:
         found.put("scheduler.warmup_steps", max(1, round(100 * steps)))
         found.put("scheduler.warmup_unit", "percent")
     elif steps:
-        found.put("scheduler.warmup_steps", int(steps))
+        found.put("scheduler.warmup_steps", whole(steps))
 
 
 def _decay(found: Imported, given: Given) -> None:
@@ -501,7 +477,7 @@ def _optimizer(found: Imported, given: Given, *, second: bool, family: str) -> N
             numbers = re.findall(r"[\d.eE+-]+", value)
             for setting, each in zip(("beta1", "beta2", "beta3"), numbers, strict=False):
                 if setting in settings:
-                    found.put(f"optimizer.options.{setting}", float(each))
+                    found.put(f"optimizer.options.{setting}", real(each))
         elif key in settings:
             found.put(f"optimizer.options.{key}", plain(value))
         elif (key, value) not in (("decouple", "True"), ("weight_decouple", "True")):  # as it is here
@@ -538,7 +514,7 @@ def _rates(found: Imported, given: Given, *, second: bool, family: str) -> None:
     value = given.take("text_encoder_lr")
     texts: list[Any] = value if isinstance(value, list) else [rate or 0.0 if value in (None, "") else value]
     try:
-        rates = [] if only or family else [float(each) for each in texts]
+        rates = [] if only or family else [real(each) for each in texts]
     except (TypeError, ValueError):
         found.leave("text_encoder_lr", value)
         return
@@ -553,7 +529,7 @@ def plain(text: Any) -> Any:
         return text
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for kind in (int, float):
+    for kind in (int, real):
         try:
             return kind(text)
         except ValueError:
@@ -581,23 +557,23 @@ def put_network(found: Imported, given: Given, family: str) -> None:
     args = dict(pairs(given.take("network_args")))
     lycoris = "lycoris" in module
     if not lycoris and not re.fullmatch(r"lora(_\w+)?", module.rpartition(".")[2]):
-        raise ValueError(f"its network_module {module} has no counterpart here; train it with {PROGRAM}")
+        raise without_counterpart("network_module", module, f"train it with {PROGRAM}")
     algorithm = args.pop("algo", "lora").lower() if lycoris else "lora"
     known = {each.lycoris: name for name, each in ALGORITHMS.items() if each.lycoris}
     known |= {"locon": "lora", "diag-oft": "oft"}
     algorithm = known.get(algorithm, algorithm)
     if algorithm not in ALGORITHMS:
-        raise ValueError(f"its network algo {algorithm} has no counterpart here; train it with {PROGRAM}")
+        raise without_counterpart("network algo", algorithm, f"train it with {PROGRAM}")
     found.put("lora.algorithm", algorithm)
     rank, alpha = number(found, given, "network_dim") or 4, number(found, given, "network_alpha")
     alpha = 1.0 if alpha is None else alpha
     kind = ALGORITHMS[algorithm]
-    whole = algorithm == "lokr" and rank >= LARGEST_RANK  # what LyCORIS' users write for it
-    if whole:
+    full = algorithm == "lokr" and rank >= LARGEST_RANK  # what LyCORIS' users write for it
+    if full:
         found.put("lora.full_matrix", True)
     elif kind.rank:
-        found.put("lora.rank", int(rank))
-    if kind.alpha and not whole:
+        found.put("lora.rank", whole(rank))
+    if kind.alpha and not full:
         found.put("lora.alpha", alpha or rank)  # theirs takes 0 as the rank, too
     elif alpha != 1.0 and not kind.alpha:
         found.leave("network_alpha", alpha)
@@ -622,7 +598,7 @@ def put_start(found: Imported, path: str) -> None:
 def _layers(found: Imported, args: dict[str, str], *, lycoris: bool, rank: float, alpha: float, family: str) -> None:
     """Read which layers are trained, and the ranks of convolutions."""
     conv, conv_alpha = args.pop("conv_dim", ""), args.pop("conv_alpha", "")
-    own = float(conv) if conv not in ("", "None") else (rank if lycoris else 0.0)
+    own = real(conv) if conv not in ("", "None") else (rank if lycoris else 0.0)
     preset = args.pop("preset", "full" if lycoris else "attn-mlp")
     presets = ("full", "attn-mlp", "attn-only", "full-lin", "unet-transformer-only", "unet-convblock-only")
     if preset not in presets:
@@ -635,11 +611,11 @@ def _layers(found: Imported, args: dict[str, str], *, lycoris: bool, rank: float
     if not ALGORITHMS[found.values["lora"]["algorithm"]].layers:
         found.put("lora.preset", "auto" if family else preset)
     kind = ALGORITHMS[found.values["lora"]["algorithm"]]
-    whole = found.values["lora"].get("full_matrix")
-    if spatial and own > 0 and preset in ("full", "unet-convblock-only") and not whole:
-        given_alpha = float(conv_alpha) if conv_alpha not in ("", "None") else (alpha if lycoris else 1.0)
+    full = found.values["lora"].get("full_matrix")
+    if spatial and own > 0 and preset in ("full", "unet-convblock-only") and not full:
+        given_alpha = real(conv_alpha) if conv_alpha not in ("", "None") else (alpha if lycoris else 1.0)
         if kind.rank and own < LARGEST_RANK:
-            found.put("lora.conv_rank", int(own))
+            found.put("lora.conv_rank", whole(own))
         if kind.alpha and kind.rank:
             found.put("lora.conv_alpha", given_alpha or own)
 
@@ -649,8 +625,8 @@ def _options(found: Imported, args: dict[str, str]) -> None:
     for name, (setting, convert) in NETWORK.items():
         value = args.pop(name, "")
         try:
-            if value not in ("", "None") and float(value) != 0:
-                found.put(setting, convert(float(value)))
+            if value not in ("", "None") and real(value) != 0:
+                found.put(setting, convert(real(value)))
         except ValueError:
             found.leave(f"network_args {name}", value)
     for name, setting in SWITCHES.items():
@@ -662,7 +638,7 @@ def _options(found: Imported, args: dict[str, str]) -> None:
     for name, (setting, convert) in BLOCKS.items():
         if (value := args.pop(name, "")) not in ("", "None"):
             try:
-                found.put(setting, [convert(float(each)) for each in value.split(",")])
+                found.put(setting, [convert(real(each)) for each in value.split(",")])
             except ValueError:
                 found.leave(f"network_args {name}", value)
     _block_weights(found, args)
@@ -677,7 +653,7 @@ def _block_weights(found: Imported, args: dict[str, str]) -> None:
     if not any(parts):
         return
     try:
-        numbers = [[float(each) for each in part.split(",")] if part else [] for part in parts]
+        numbers = [[real(each) for each in part.split(",")] if part else [] for part in parts]
     except ValueError:
         return  # a named curve, such as cosine; it stays listed
     down, middle, up = numbers
@@ -695,16 +671,16 @@ def _intervals(found: Imported, given: Given, folder: Path) -> None:
     """Read how often the run is saved and draws samples, and the prompts."""
     for unit in ("steps", "epochs"):
         if every := number(found, given, f"save_every_n_{unit}"):
-            found.put("saves.save_every", int(every))
+            found.put("saves.save_every", whole(every))
             found.put("saves.save_unit", unit)
             last = number(found, given, f"save_last_n_{unit}")
             if last:
-                found.put("saves.keep_last", max(1, int(last if unit == "epochs" else last // every)))
+                found.put("saves.keep_last", max(1, whole(last if unit == "epochs" else last // every)))
             else:  # all stay, each as a file
                 found.put("saves.keep_every", 1)
                 found.put("saves.publish", True)
         if every := number(found, given, f"sample_every_n_{unit}"):
-            found.put("saves.sample_every", int(every))
+            found.put("saves.sample_every", whole(every))
             found.put("saves.sample_unit", unit)
     given.ignore(("save_last_n_steps", "save_last_n_epochs"))
     prompts = given.take("sample_prompts")
@@ -720,21 +696,6 @@ def _intervals(found: Imported, given: Given, folder: Path) -> None:
         put_prompts(found, [line for line in lines if line and not line.startswith("#")])
 
 
-def put_prompts(found: Imported, lines: list[str]) -> None:
-    """Set the prompts of the samples; flags that ours have not are listed and left out."""
-
-    def known(match: re.Match[str]) -> str:
-        flag = {"ctrl_img": "ci", "ctrl_img_1": "ci"}.get(match.group(1), match.group(1))
-        if flag in ("n", "w", "h", "d", "s", "l", "g", "ss", "ci"):
-            return f" --{flag} {match.group(2).strip()}"
-        found.leave(f"sample prompt --{flag}", match.group(2).strip())
-        return ""
-
-    if lines:
-        cleaned = [re.sub(r"\s--(\w+)((?:(?!\s--\w).)*)", known, line).strip() for line in lines[:1000]]
-        found.put("sample.prompts", [line for line in cleaned if line])
-
-
 # --- the pictures ------------------------------------------------------------------------------------------
 
 
@@ -742,7 +703,7 @@ def _folders(found: Imported, given: Given, folder: Path) -> None:
     """Read the folders of pictures: of the arguments, or of a file of datasets; without any, one is left open."""
     shared = {name: given.take(name) for name in OF_A_FOLDER if given.take(name) is not None}
     datasets = given.take("datasets") or []
-    shared |= given.take("general") or {}
+    shared |= table(given.take("general"))
     if file := given.take("dataset_config"):
         text = beside(folder, str(file))
         if text is None:
@@ -758,11 +719,11 @@ def _folders(found: Imported, given: Given, folder: Path) -> None:
         if (image_dir := given.take(name))
     ]
     sizes: list[dict[str, Any]] = [shared] if listed or not datasets else []
-    for dataset in datasets if isinstance(datasets, list) and not listed else ():
+    for dataset in () if listed else tables(datasets):
         own = {**shared, **{name: value for name, value in dataset.items() if name != "subsets"}}
         sizes.append(own)
         directory = dataset.get("image_directory") or dataset.get("video_directory")  # of musubi-tuner
-        for subset in dataset.get("subsets") or ([{"image_dir": directory}] if directory else []):
+        for subset in tables(dataset.get("subsets")) or ([{"image_dir": directory}] if directory else []):
             values = {**own, **subset}
             listed.append((values, "regularisation" if on(values.pop("is_reg", False)) else "train"))
     same = put_sizes(found, sizes)
@@ -774,10 +735,8 @@ def _folders(found: Imported, given: Given, folder: Path) -> None:
 
 def _datasets(text: str) -> Mapping[str, Any]:
     """Read a list of datasets, as TOML or JSON."""
-    from ...common.json_files import parse_json
-
     values = parse_json(text) if text.lstrip().startswith("{") else read_toml(text)
-    return values if isinstance(values, Mapping) else {}
+    return table(values)
 
 
 def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
@@ -785,10 +744,10 @@ def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
 
     Raises ValueError for different batches, which one run here has not.
     """
-    if batches := {int(each["batch_size"]) for each in datasets if each.get("batch_size")}:
+    if batches := {whole(each["batch_size"]) for each in datasets if each.get("batch_size")}:
         if len(batches) > 1:
             listed = " and ".join(str(each) for each in sorted(batches))
-            raise ValueError(f"its datasets have batches of {listed}, and a run here has one; write one batch_size")
+            raise ValueError(f"its datasets have batches of {listed:.60}, and a run here has one; write one batch_size")
         if datasets[0].get("batch_size") != DEFAULTS["batch_size"] or len(datasets) > 1:
             found.put("train.batch_size", batches.pop())
     first = datasets[0] if datasets else {}
@@ -796,15 +755,15 @@ def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
     if same and first.get("resolution"):
         put_resolution(found, first)
     if on(first.get("enable_bucket")):
-        step = int(first.get("bucket_reso_steps") or 64)
+        step = whole(first.get("bucket_reso_steps") or 64)
         found.put("train.bucket_step", min(512, max(8, round(step / 8) * 8)))
         if step % 8:
             found.leave("bucket_reso_steps", step)
         if on(first.get("bucket_no_upscale")):
             found.put("train.buckets.no_upscale", True)
         else:
-            found.put("train.buckets.min_side", int(first.get("min_bucket_reso") or 256))
-            found.put("train.buckets.max_side", int(first.get("max_bucket_reso") or 1024))
+            found.put("train.buckets.min_side", whole(first.get("min_bucket_reso") or 256))
+            found.put("train.buckets.max_side", whole(first.get("max_bucket_reso") or 1024))
     return same
 
 
@@ -826,10 +785,10 @@ def sides(value: Any) -> tuple[int, int]:
     """Read "512", "640,384" or [640, 384] as (width, height)."""
     parts = value if isinstance(value, list) else str(value).strip("()[] ").split(",")
     try:
-        numbers = [int(float(part)) for part in parts]
+        numbers = [whole(part) for part in parts]
         return numbers[0], numbers[-1]
     except (TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"its resolution {value!r} is no size; write one such as 512,768") from error
+        raise ValueError(f"its resolution {value!r:.60} is no size; write one such as 512,768") from error
 
 
 def put_concept(
@@ -851,7 +810,7 @@ def put_concept(
         captions |= {"source": "table", "file": str(folder / str(table))}
     if role == "regularisation" and weight != 1.0:
         concept["loss_weight"] = weight
-    repeats = float(given.take("num_repeats") or 1)
+    repeats = real(given.take("num_repeats") or 1)
     if not tree and repeats != 1:
         concept["repeats"] = repeats
     if on(given.take("flip_aug")):
@@ -874,5 +833,4 @@ def put_concept(
     for name, value in given.unread():
         if not WITHOUT_EFFECT.fullmatch(name):
             found.leave(f"dataset {name}", value)
-    absolute = re.match(r"^(?:[A-Za-z]:|[\\/]|~)", place) or not place
-    found.concept(folder=place if absolute else str(folder / place), **concept, captions=captions)
+    found.concept(folder=placed(folder, place), **concept, captions=captions)

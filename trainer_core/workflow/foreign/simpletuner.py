@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...common.json_files import parse_json
-from .imported import Given, Imported
-from .sd_scripts import beside, number, on, put_network, put_optimizer, put_warmup, take
+from .imported import Given, Imported, number, on, put_number, real, take, whole, without_counterpart
+from .sd_scripts import put_network, put_optimizer, put_warmup
+from .texts import beside, placed
 
 PROGRAM = "SimpleTuner"
 DEFAULTS: dict[str, Any] = {
@@ -55,8 +56,8 @@ def recognises(values: Any) -> bool:
 def read_simpletuner(values: Mapping[str, Any], folder: Path) -> Imported:
     """Read a configuration; folder: in which relative paths start."""
     given = Given({str(name).lstrip("-"): value for name, value in values.items()}, DEFAULTS)
-    if str(given.take("model_type")) != "lora":
-        raise ValueError(f"its model_type is {given.take('model_type')}, and here LoRAs are trained; set it to lora")
+    if (trained := str(given.take("model_type"))) != "lora":
+        raise ValueError(f"its model_type is {trained:.60}, and here LoRAs are trained; set it to lora")
     found = Imported(program=PROGRAM, name=Path(str(given.take("output_dir") or "my_lora")).name or "my_lora")
     kind = str(given.take("model_family") or "")
     found.family = FAMILIES.get(kind, kind)
@@ -66,27 +67,23 @@ def read_simpletuner(values: Mapping[str, Any], folder: Path) -> Imported:
     else:
         found.put("base_model.path", path)
     _network(found, given, folder)
-    if dropout := number(found, given, "lora_dropout"):
-        found.put("lora.dropout", dropout)
+    put_number(found, given, "lora_dropout", "lora.dropout")
     steps = number(found, given, "max_train_steps")
     epochs = number(found, given, "num_train_epochs")
-    found.put("train.steps", int(steps)) if steps else found.put("train.epochs", max(1, int(epochs or 1)))
-    take(found, given, "train_batch_size", "train.batch_size", int)
-    take(found, given, "gradient_accumulation_steps", "train.accumulate", int)
-    take(found, given, "seed", "train.seed", lambda value: max(0, int(value)))
-    take(found, given, "max_grad_norm", "optimizer.max_grad_norm", float)
+    found.put("train.steps", whole(steps)) if steps else found.put("train.epochs", max(1, whole(epochs or 1)))
+    take(found, given, "train_batch_size", "train.batch_size", whole)
+    take(found, given, "gradient_accumulation_steps", "train.accumulate", whole)
+    take(found, given, "seed", "train.seed", lambda value: max(0, whole(value)))
+    take(found, given, "max_grad_norm", "optimizer.max_grad_norm", real)
     found.put("optimizer.learning_rate", number(found, given, "learning_rate") or 1e-4)
-    put_optimizer(
-        found, {"adamw_bf16": "adamw", "optimi-adamw": "adamw"}.get(name := str(given.take("optimizer")), name)
-    )
+    optimizer = str(given.take("optimizer"))
+    put_optimizer(found, "adamw" if optimizer in ("adamw_bf16", "optimi-adamw") else optimizer)
     _schedule(found, given)
     precision = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}.get(str(given.take("mixed_precision")))
     if precision:
         found.put("base_model.precision", precision)
-    if gamma := number(found, given, "snr_gamma"):
-        found.put("objective.min_snr_gamma", gamma)
-    if offset := number(found, given, "noise_offset"):
-        found.put("objective.noise_offset", offset)
+    put_number(found, given, "snr_gamma", "objective.min_snr_gamma")
+    put_number(found, given, "noise_offset", "objective.noise_offset")
     if on(given.take("gradient_checkpointing")):
         found.put("memory.checkpointing", "full")
     if on(given.take("use_ema")):
@@ -94,11 +91,11 @@ def read_simpletuner(values: Mapping[str, Any], folder: Path) -> Imported:
     if found.family and not on(given.take("flow_schedule_auto_shift")):
         found.put("objective.timestep_shift", number(found, given, "flow_schedule_shift") or 1.0)
     if every := number(found, given, "checkpointing_steps"):
-        found.put("saves.save_every", int(every))
+        found.put("saves.save_every", whole(every))
         found.put("saves.save_unit", "steps")
     if prompt := str(given.take("validation_prompt") or "").strip():
         found.put("sample.prompts", [" ".join(prompt.split())])
-        found.put("saves.sample_every", int(number(found, given, "validation_steps") or 100))
+        found.put("saves.sample_every", whole(number(found, given, "validation_steps") or 100))
     _backends(found, given, folder)
     for key, value in given.unread():
         if key not in WITHOUT_EFFECT:
@@ -109,10 +106,8 @@ def read_simpletuner(values: Mapping[str, Any], folder: Path) -> Imported:
 def _network(found: Imported, given: Given, folder: Path) -> None:
     """Read the network: LyCORIS has a file of its own, whose words are those of its other users."""
     rank, alpha = number(found, given, "lora_rank") or 16, number(found, given, "lora_alpha")
-    lycoris, name = (
-        str(given.take("lora_type")) == "lycoris",
-        str(given.take("lycoris_config") or "lycoris_config.json"),
-    )
+    lycoris = str(given.take("lora_type")) == "lycoris"
+    name = str(given.take("lycoris_config") or "lycoris_config.json")
     text = beside(folder, name) if lycoris else None
     values = parse_json(text) if text else None
     if isinstance(values, Mapping):
@@ -124,7 +119,7 @@ def _network(found: Imported, given: Given, folder: Path) -> None:
         return
     if lycoris:
         found.open.append(f"The network is described in {name}, which does not lie beside the file; put it there.")
-    found.put("lora.rank", int(rank))
+    found.put("lora.rank", whole(rank))
     found.put("lora.alpha", rank if alpha is None else alpha)
     found.put("lora.preset", "auto" if found.family else "attn-mlp")
 
@@ -137,13 +132,13 @@ def _schedule(found: Imported, given: Given) -> None:
     elif name in SCHEDULES:
         found.put("scheduler.name", SCHEDULES[name])
     else:
-        raise ValueError(f"its lr_scheduler {name} has no counterpart here; choose another one there")
+        raise without_counterpart("lr_scheduler", name)
     put_warmup(found, given.take("lr_warmup_steps"))
 
 
 def _size(value: Any, kind: str) -> str:
     """Write a size: megapixels as the side of a square."""
-    side = float(value or 1024)
+    side = real(value or 1024)
     return str(max(64, round(side if "pixel" in kind else 1000 * side**0.5) // 8 * 8))
 
 
@@ -156,24 +151,23 @@ def _backends(found: Imported, given: Given, folder: Path) -> None:
         if text is None:
             found.open.append(f"The pictures are listed in {name}, which does not lie beside the file; put it there.")
     usual, kind = given.take("resolution"), str(given.take("resolution_type"))
-    dropout = float(given.take("caption_dropout_probability") or 0.0)
+    dropout = real(given.take("caption_dropout_probability") or 0.0)
     for each in values if isinstance(values, list) else ():
         if not isinstance(each, Mapping) or each.get("dataset_type") == "text_embeds" or on(each.get("disabled")):
             continue
         path = str(each.get("instance_data_dir") or "")
-        absolute = path.startswith(("/", "\\", "~")) or path[1:2] == ":" or not path
         source = {"filename": "file_name", "instanceprompt": "none"}.get(str(each.get("caption_strategy")), "text_file")
         captions: dict[str, Any] = {"source": source, "dropout": dropout}
         if source == "none" and each.get("instance_prompt"):
             captions["prefix"] = str(each["instance_prompt"])
         size = _size(each.get("resolution") or usual, str(each.get("resolution_type") or kind))
-        concept: dict[str, Any] = {"folder": path if absolute else str(folder / path), "resolutions": [size]}
+        concept: dict[str, Any] = {"folder": placed(folder, path), "resolutions": [size]}
         concept |= {"folder_repeats": False, "captions": captions, "recursive": True}
-        if repeats := float(each.get("repeats") or 0):  # visits beyond the first
+        if repeats := real(each.get("repeats") or 0):  # visits beyond the first
             concept["repeats"] = repeats + 1
         if on(each.get("is_regularisation_data")):
             concept["role"] = "regularisation"
         found.concept(**concept)
     if not found.values.get("dataset", {}).get("concepts"):
-        found.put("train.resolution", int(_size(usual, kind)))
+        found.put("train.resolution", whole(_size(usual, kind)))
         found.concept(folder="")

@@ -6,6 +6,7 @@ import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
@@ -76,7 +77,7 @@ def read_yaml(text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ValueError(f"it is no YAML: {error.problem}{line}; correct it there") from error
+        raise ValueError(f"it is no YAML: {error.problem!s:.60}{line}; correct it there") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError("it is no YAML that can be read; save it as UTF-8 text") from error
 
@@ -280,3 +281,26 @@ def arguments(words: list[str], lists: frozenset[str]) -> tuple[dict[str, object
         else:
             left.append(word)
     return found, left
+
+
+def beside(folder: Path, name: str) -> str | None:
+    """Read a text that a file names, where it lies in the file's own folder or below; None if it does not."""
+    moved = re.split(r"[\\/]", name)[-1]  # beside it from another machine
+    for path in (folder / name.replace("\\", "/"), folder / moved):
+        if _is_text_in(folder, path):
+            return decode(path.read_bytes())
+    return None
+
+
+def placed(folder: Path, path: str) -> str:
+    """Write a path of a file's folder in full; one from the root of a disk or of a home stays, of whatever system."""
+    from_root = path.startswith(("/", "\\", "~")) or path[1:2] == ":"
+    return path if from_root or not path else str(folder / path)
+
+
+def _is_text_in(folder: Path, path: Path) -> bool:
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve()) and not path.is_symlink()
+        return inside and path.is_file() and path.stat().st_size <= LARGEST
+    except (OSError, ValueError):  # no disk has such a name
+        return False
