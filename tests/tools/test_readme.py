@@ -1,4 +1,7 @@
-"""The README's example runs as it is printed, in a Python that has nothing of ComfyUI and no helper of the tests."""
+"""The README's example runs as it is printed, in a Python that has nothing of ComfyUI and no helper of the tests.
+
+The Python is isolated, as that of ComfyUI's portable build is: the script's folder is not on its path.
+"""
 
 import os
 import re
@@ -20,7 +23,7 @@ def test_the_core_is_usable_from_python_in_ten_lines(pictures, comfyui, tmp_path
     shutil.copytree(comfyui / "comfy" / "sd1_tokenizer", tmp_path / "ComfyUI" / "comfy" / "sd1_tokenizer")
     (tmp_path / "train.py").write_text(code, encoding="utf-8")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-I", "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("my_lora.safetensors ")
     assert (tmp_path / "my_lora.safetensors").is_file() and len(list((tmp_path / "runs").glob("[!.]*"))) == 1
