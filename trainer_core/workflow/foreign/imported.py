@@ -13,7 +13,7 @@ from ...config.naming import SECTIONS
 from ...config.rows import without_effect
 
 Convert = Callable[[Any], Any]
-LARGEST = 2**63  # of whole numbers, a seed's
+TOO_LARGE = 2**63  # for a whole number, also for a seed
 
 
 class Given:
@@ -102,7 +102,7 @@ def real(value: Any) -> float:
 def whole(value: Any) -> int:
     """Read a whole number, as `real` does; what follows the point is cut off."""
     number = real(value)
-    if abs(number) >= LARGEST:
+    if abs(number) >= TOO_LARGE:
         raise ValueError(f"it holds {value!r:.60}, which is too large; correct it there")
     return int(number)
 
