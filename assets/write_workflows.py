@@ -144,7 +144,7 @@ class Graph:
             "links": [[n, a.id, out, b.id, into, kind] for n, a, out, b, into, kind in links],
             "groups": [],
             "config": {},
-            "extra": {"ds": {"scale": 0.62, "offset": [120, 120]}} | extra,
+            "extra": {"ds": {"scale": 0.62, "offset": [120, 190]}} | extra,
             "version": 0.4,
         }
         return found | ({"definitions": {"subgraphs": self.subgraphs}} if self.subgraphs else {})
