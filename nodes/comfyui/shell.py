@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ntpath
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -15,11 +17,12 @@ from typing import Any
 
 import comfy.model_management
 import folder_paths
-import torch
+import torch.distributed as dist
 
 import nodes as comfyui_nodes
 
 from ...trainer_core.common.command_line import comfyui_around
+from ...trainer_core.common.devices import kind_of, module_of
 from ...trainer_core.common.files import written_whole
 from ...trainer_core.common.json_files import LARGEST
 from ...trainer_core.config import BaseModelConfig, ConnectedConfig, RunConfig
@@ -34,7 +37,8 @@ PACK = Path(__file__).absolute().parents[2]
 DRAWN = ("pos", "size", "order", "flags")  # parts of a node by which it only looks different
 MOST_FILES = 100  # that are kept, the newest
 OWN = ("nodes", "comfy_extras.")  # modules of the nodes that run without a page
-WINDOWS_RUNS = frozenset('"%!`$')  # what its two shells read as their own, also between quotes
+WINDOWS_RUNS = frozenset('"%!`$\u201c\u201d\u201e')  # what its two shells read as their own, also between quotes
+PLAIN = re.compile(r"[\w.:/\\+-]+")  # what both of them take as it stands
 LINKED = Chosen(BaseModelConfig(path="", connected=ConnectedConfig()))  # for models that are not loaded here
 
 
@@ -64,20 +68,41 @@ def command_of(document: Mapping[str, Any], node: str) -> str:
 
 
 def line(parts: Sequence[str]) -> str:
-    """Join the parts of a command as the system's shell reads them; raises ValueError for what it would run."""
+    """Join the parts of a command as the system's shells read them; raises ValueError for what they would run.
+
+    On Windows that is cmd and PowerShell alike. PowerShell starts no program whose name stands in quotes, so that one
+    in a folder with a space is started from there, by a line of its own.
+    """
     if os.name != "nt":
         return shlex.join(parts)
     for part in parts:
         if not part.isprintable() or set(part) & WINDOWS_RUNS:
             raise ValueError(f'a shell of Windows would not take {part!r:.80} as it is; rename it without any of "%!`$')
-    return " ".join(f'"{part}"' if any(each in part for each in " &()^;,=") else part for part in parts)
+    program, *rest = parts
+    folder, name = ntpath.split(program)
+    there = _quoted(program) != program
+    start = [f"pushd {_quoted(folder)}\n.\\{name}" if there else program]
+    return " ".join([*start, *map(_quoted, rest)])
+
+
+def _quoted(part: str) -> str:
+    """Put a part that one of Windows' shells would take apart between quotes; what reads it there ends at none."""
+    if PLAIN.fullmatch(part):
+        return part
+    return f'"{part}"' if not part.endswith("\\") else f'"{part}\\"'
 
 
 def _program() -> list[str]:
-    """Choose this ComfyUI's Python, or torchrun with as many processes as torch sees GPUs."""
-    gpus = torch.cuda.device_count()
-    if gpus < 2 or comfy.model_management.get_torch_device().type != "cuda":
-        return [sys.executable]
+    """Choose this ComfyUI's Python, or torchrun with as many processes as torch sees GPUs.
+
+    Where torch cannot send between GPUs (on Windows), one process trains on one.
+    """
+    device = comfy.model_management.get_torch_device()
+    kind = kind_of(device)
+    gpus = module_of(device).device_count() if kind.sends and dist.is_backend_available(kind.sends) else 1
+    if gpus < 2:
+        isolated = ["-s"] if sys.flags.no_user_site else []  # ComfyUI's portable build starts so
+        return [sys.executable, *isolated]
     script = shutil.which("torchrun", path=sysconfig.get_path("scripts"))
     start = [script] if script else [sys.executable, "-m", "torch.distributed.run"]
     return [*start, "--nproc-per-node", str(gpus)]

@@ -213,9 +213,13 @@ def test_the_line_of_several_gpus_and_of_files_elsewhere(comfy_modules: Any, mon
     )
     assert list(shell._differing(config, config)) == []
     assert list(shell._differing(config, other)) == ["base_model.path=/models/base.safetensors"]
-    assert shell._program() == [sys.executable]
+    isolated = ["-s"] if sys.flags.no_user_site else []
+    assert shell._program() == [sys.executable, *isolated]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr("comfy.model_management.get_torch_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(shell.dist, "is_backend_available", lambda _: False)  # as on Windows
+    assert shell._program() == [sys.executable, *isolated]
+    monkeypatch.setattr(shell.dist, "is_backend_available", lambda _: True)
     script, *rest = shell._program()
     assert Path(script).stem == "torchrun" and rest == ["--nproc-per-node", "2"]
     monkeypatch.setattr(shell.shutil, "which", lambda *_, **__: None)
@@ -228,7 +232,22 @@ def test_no_shell_runs_what_a_workflow_says(comfy_modules: Any, monkeypatch: pyt
     strange = ["python", "a b", "x;y&z", "$(touch x)", "`touch x`", "it's", '"', "%PATH%", "two\nlines"]
     assert shlex.split(shell.line(strange)) == strange
     monkeypatch.setattr(shell, "os", SimpleNamespace(name="nt"))
-    assert shell.line(strange[:3]) == 'python "a b" "x;y&z"'
-    for part in (*strange[3:5], *strange[6:]):
+    given = [
+        "D:\\a\\python.exe",
+        "-s",
+        "a b",
+        "x;y&z",
+        "it's",
+        "\u732b.json",
+        "a\u2019b",
+        "D:\\my dir\\",
+        "D:\\",
+        "x=1,2",
+    ]
+    quoted = ['"a b"', '"x;y&z"', '"it\'s"', "\u732b.json", '"a\u2019b"', '"D:\\my dir\\\\"', "D:\\", '"x=1,2"']
+    assert shell.line(given) == " ".join([*given[:2], *quoted])
+    spaced = shell.line([r"D:\my dir\python.exe", "train"])
+    assert spaced == 'pushd "D:\\my dir"\n.\\python.exe train'
+    for part in (*strange[3:5], *strange[6:], "\u201cquoted\u201d"):
         with pytest.raises(ValueError, match="a shell of Windows would not take"):
             shell.line(["python", part])
