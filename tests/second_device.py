@@ -3,31 +3,74 @@
 Its tensors lie in RAM but say that they are elsewhere (torch's experimental Python backend). An operation on tensors of
 both places raises, as on a GPU. What does not block is done as late as a GPU may do it: a copy on another stream than
 the first one, or to RAM, holds rubbish until somebody waits for it, and raises when the memory it reads from has been
-given back. It has no float64, as the GPUs of Macs have none. All else gives the numbers that the CPU gives.
+given back. All else gives the numbers that the CPU gives. KINDS has what it can be: a card, a Mac's GPU, an old one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections import deque
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import pytest
 import torch
+import torchgen
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torchgen.gen import parse_native_yaml
+from torchgen.model import DispatchKey
 
-from lora_atelier.trainer_core.common import rng
+from lora_atelier.trainer_core.common import devices, rng
 from lora_atelier.trainer_core.memory import stream as stream_module
 from lora_atelier.trainer_core.networks.layers import dropout
 from lora_atelier.trainer_core.optim import rounding
 
 NAME = "card"
 TAKE_FROM_RAM = ("aten::index", "aten::index_put", "aten::index_put_")  # whose indices may lie in RAM
-NOT_THERE = (torch.float64, torch.complex128)
+DOUBLE = (torch.float64, torch.complex128)
+SMALL = tuple(getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))
 RUBBISH = 93  # a number that no test comes near to
+OF_PYTHON = ("native_group_norm_backward",)  # what torch/backends/mps adds to its list of kernels
+
+
+class Pretended(NamedTuple):
+    """A kind of device: the row of the product's table that holds for it, what it lacks, and its memory in bytes."""
+
+    row: str
+    lacks: tuple[torch.dtype, ...]
+    operators: bool = True  # all that the CPU has
+    streams: bool = True
+
+
+PRETENDED = {
+    "card": Pretended("cuda", DOUBLE),
+    "mac": Pretended("mps", (*DOUBLE, *SMALL), operators=False, streams=False),
+    "old": Pretended("", (*DOUBLE, *SMALL, torch.bfloat16), streams=False),
+}
+now = PRETENDED["card"]  # what the device is
+
+
+@functools.cache
+def missing_on_a_mac():
+    """List the operators that torch's own table gives the CPU, but not MPS, nor builds from others."""
+    folder = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
+    parsed = parse_native_yaml(folder / "native_functions.yaml", folder / "tags.yaml")
+    functions = {function.func.name: function for function in parsed.native_functions}
+    cpu, mps = (parsed.backend_indices[key] for key in (DispatchKey.CPU, DispatchKey.MPS))
+
+    def lacks(function):
+        if function.structured_delegate:
+            function = functions[function.structured_delegate]
+        composed = function.has_composite_kernel
+        return not composed and cpu.has_kernel(function) and not mps.has_kernel(function)
+
+    found = {str(name.name) for name, function in functions.items() if lacks(function)}
+    has = {str(name.name) for name, function in functions.items() if not lacks(function)}
+    return {f"aten::{name}" for name in found - has - {*OF_PYTHON}}
 
 
 class There(torch.Tensor):
@@ -74,6 +117,8 @@ class There(torch.Tensor):
 def carry_out(func, args, kwargs):
     """Do in RAM what was asked of the device."""
     name = func._schema.name
+    if not now.operators and name in missing_on_a_mac():
+        raise NotImplementedError(f"The operator '{name}' is not currently implemented for this device.")
     tensors = list(tensors_of((*args, *kwargs.values())))
     there = [x for x in tensors if isinstance(x, There)]
     here = [x for x in tensors if not isinstance(x, There) and x.dim()]
@@ -98,8 +143,9 @@ def carry_out(func, args, kwargs):
     out = func(*inner_args, **inner_kwargs)
     if not stays:
         return out
-    if any(x.dtype in NOT_THERE for x in tensors_of(out if isinstance(out, (list, tuple)) else [out])):
-        raise TypeError(f"The device has no float64: {name}.")  # as Apple's GPUs say it
+    for made in tensors_of(out if isinstance(out, (list, tuple)) else [out]):
+        if made.dtype in now.lacks:
+            raise TypeError(f"The device has no {made.dtype}: {name}.")  # as Apple's GPUs say it
     out = tree_map_only(torch.Tensor, lambda x: x if isinstance(x, There) else There(x), out)
     return return_and_correct_aliasing(func, args, kwargs, out) if aliases(func) else out
 
@@ -182,6 +228,9 @@ class Event:
             self.stream.waiting.popleft()()
 
 
+MEMORY = 10**10  # bytes
+
+
 class Card:
     """What torch.cuda is to a GPU."""
 
@@ -199,6 +248,16 @@ class Card:
         cls.stack.append(stream)
         yield
         cls.stack.pop()
+
+    @staticmethod
+    def memory_reserved(device):
+        return 0
+
+    memory_allocated = memory_reserved
+
+    @staticmethod
+    def mem_get_info(device):
+        return MEMORY, MEMORY
 
     @staticmethod
     def is_available():
@@ -250,8 +309,33 @@ library.fallback(lambda op, *args, **kwargs: carry_out(op, args, kwargs), "Priva
 
 
 @pytest.fixture
-def card(monkeypatch):
-    """The second device."""
+def device_is(monkeypatch):
+    """Give `device_is(kind)` -> the second device, which is then of that kind."""
+
+    def become(kind):
+        made = PRETENDED[kind]
+        monkeypatch.setitem(devices.KINDS, NAME, devices.KINDS.get(made.row, devices.UNKNOWN))
+        monkeypatch.setattr(sys.modules[__name__], "now", made)
+        if not made.streams:
+            monkeypatch.delattr(Card, "Stream", raising=False)
+        if devices.KINDS[NAME].shares_ram:
+            monkeypatch.setattr(Card, "recommended_max_memory", lambda: MEMORY, raising=False)
+            monkeypatch.setattr(Card, "current_allocated_memory", lambda: 0, raising=False)
+        return torch.device(NAME)
+
+    _bring_about(monkeypatch)
+    yield become
+    assert Card.stack == [Card.first]
+
+
+@pytest.fixture
+def card(device_is):
+    """The second device, as a card that has its own memory and streams."""
+    return device_is("card")
+
+
+def _bring_about(monkeypatch):
+    """Let torch find the device, and help where its Python backends fall short of one."""
     in_ram = torch.tensor
 
     def tensor(*args, device=None, **kwargs):  # torch's own goes past its Python backends
@@ -266,5 +350,3 @@ def card(monkeypatch):
     monkeypatch.setattr(rounding, "generator", generator)
     monkeypatch.setattr(stream_module, "_pinned", lambda tensor: tensor)  # there is no driver to pin memory for
     monkeypatch.setattr(Hook, "in_use", True)
-    yield torch.device(NAME)
-    assert Card.stack == [Card.first]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 import torch
 
-from lora_atelier.trainer_core.memory import attention
+from lora_atelier.trainer_core.common.devices import KINDS
 
 
 class StandIn(ModuleType):
@@ -45,5 +46,5 @@ def package(monkeypatch):
     stand_in = StandIn()
     monkeypatch.setitem(sys.modules, "xformers", stand_in)
     monkeypatch.setitem(sys.modules, "xformers.ops", stand_in.ops)
-    monkeypatch.setattr(attention, "DEVICES", ("cpu",))
+    monkeypatch.setitem(KINDS, "cpu", replace(KINDS["cpu"], kernels=True))
     return stand_in

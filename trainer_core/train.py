@@ -14,7 +14,7 @@ from .common.callbacks import Callbacks
 from .common.cancel import cancellable
 from .common.world import ALONE, World
 from .config import MemoryConfig, RunConfig, run_again
-from .memory import attention_kernel, choose_dtype, empty_cache, room_for_programs
+from .memory import attention_kernel, begin_peak, choose_dtype, empty_cache, room_for_programs
 from .memory.messages import out_of_memory_explained
 from .models import Source, differentiable, session, source_of
 from .optim import limit_gradients
@@ -108,8 +108,7 @@ def carry_out(
         ):
             try:
                 with out_of_memory_explained(lambda: (run.at, run.memory)):
-                    if device.type == "cuda":
-                        torch.cuda.reset_peak_memory_stats(device)  # count neither encoding nor other programs
+                    begin_peak(device)  # count neither encoding nor other programs
                     apply_memory(run, ladder[0])
                     if checkpoint is not None:
                         resume_run(run, checkpoint)

@@ -15,6 +15,7 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ...trainer_core.common.callbacks import Callbacks, StepReport
+from ...trainer_core.common.devices import kind_of
 from ...trainer_core.common.json_files import finite
 from ...trainer_core.common.remaining import Remaining
 from ...trainer_core.common.smooth import MEAN_OF, say_loss
@@ -219,7 +220,7 @@ class NodeProgress:
         free = cast("int", comfy.model_management.get_free_memory(device))
         total = cast("int", comfy.model_management.get_total_memory(device))
         sizes = f"{(total - free) / 1e9:.1f}", f"{total / 1e9:.1f}", f"{free / 1e9:.1f}"
-        if device.type in ("cpu", "mps"):
+        if kind_of(device).shares_ram:
             words = say("RAM: {0} of {1} GB used, {2} GB free", *sizes)
         else:
             words = say("GPU memory: {0} of {1} GB used, {2} GB free", *sizes)

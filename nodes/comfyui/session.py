@@ -16,8 +16,9 @@ import comfy.model_management
 import torch
 from server import PromptServer
 
+from ...trainer_core.common.devices import kind_of, module_of
 from ...trainer_core.common.wording import say
-from ...trainer_core.memory import free_bytes
+from ...trainer_core.memory import free_bytes, total_bytes
 from ...trainer_core.runs.asked import Paused
 
 SLACK = 0.5  # GB that a card may lack of its nominal size
@@ -43,13 +44,16 @@ def training_session() -> Iterator[torch.device]:
     management.soft_empty_cache()
     benchmark = torch.backends.cudnn.benchmark
     fp16_sums = getattr(matmul, "allow_fp16_accumulation", None)  # torch < 2.7 has no such switch
-    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    device = management.get_torch_device()
+    module = module_of(device)
+    gpus = range(module.device_count()) if hasattr(module, "get_rng_state_all") else ()
+    kind = device.type if gpus else "cpu"
     try:
-        with torch.inference_mode(False), torch.random.fork_rng(devices=gpus):
+        with torch.inference_mode(False), torch.random.fork_rng(devices=gpus, device_type=kind):
             torch.backends.cudnn.benchmark = False  # its choice of algorithms would differ from run to run
             if fp16_sums:  # --fast: too coarse for gradients
                 matmul.allow_fp16_accumulation = False
-            yield management.get_torch_device()
+            yield device
     except Paused as pause:
         raise management.InterruptProcessingException from pause
     except RuntimeError as error:
@@ -72,7 +76,7 @@ def free_to_train() -> tuple[torch.device, float]:
     """Find the device of runs, and the bytes that are free there once a run has unloaded the other models."""
     management = comfy.model_management
     device = management.get_torch_device()
-    if device.type == "cpu":
+    if kind_of(device).shares_ram:  # what leaves it is in RAM
         return device, free_bytes(device)
     loaded = [each for each in management.current_loaded_models if each.device == device]
     return device, free_bytes(device) + sum(each.model_loaded_memory() for each in loaded)
@@ -81,7 +85,7 @@ def free_to_train() -> tuple[torch.device, float]:
 def gigabytes() -> float:
     """Find the memory of the GPU that runs use, in GB as cards are sold; 0 without one."""
     device = comfy.model_management.get_torch_device()
-    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    total = total_bytes(device)
     return round(total / 2**30 + SLACK, 1) if total else 0.0
 
 

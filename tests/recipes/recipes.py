@@ -238,11 +238,17 @@ def _placed(controls: ControlConfig, material: Material) -> ControlConfig:
 
 
 def carry_out(
-    name: str, material: Material, folder: Path, source: Callable[[BaseModelConfig], Any] | None = None, **memory: Any
+    name: str,
+    material: Material,
+    folder: Path,
+    source: Callable[[BaseModelConfig], Any] | None = None,
+    device: Any = "cpu",
+    **memory: Any,
 ) -> Any:
     """Train a recipe in an empty folder and return the result; one with stops is begun again after each.
 
-    source: builds what loads the base model, by default from its file. memory: settings other than the recipe's.
+    source: builds what loads the base model, by default from its file. device: where it trains. memory: settings other
+    than the recipe's.
     """
     recipe = RECIPES[name]
     config = configure(recipe, material)
@@ -253,7 +259,7 @@ def carry_out(
             config,
             folder / "lora.safetensors",
             cache=folder / "cache",
-            device="cpu",
+            device=device,
             callbacks=callbacks,
             source=source(config.base_model) if source else None,
         )

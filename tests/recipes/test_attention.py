@@ -10,6 +10,7 @@ from recipes.recipes import RECIPES, configure
 from tiny_runs import change, run, run_with_notes
 from xformers_stand_in import package  # noqa: F401 (a fixture)
 
+from lora_atelier.trainer_core.common.devices import KINDS, DeviceKind
 from lora_atelier.trainer_core.config import CaptionConfig, DatasetConfig, MemoryConfig, SampleConfig
 from lora_atelier.trainer_core.memory import attention, attention_kernel, compile_blocks, plain_attention
 from lora_atelier.trainer_core.training import prepare
@@ -60,7 +61,7 @@ def test_what_it_does_not_take_goes_to_torch(package, monkeypatch):  # noqa: F81
     grouped = attention.xformers_attention(query, key, key, enable_gqa=True)
     assert torch.equal(grouped, TORCHS(query, key, key, enable_gqa=True))
     assert torch.equal(attention.xformers_attention(query[0], query[0], query[0]), TORCHS(*[query[0]] * 3))
-    monkeypatch.setattr(attention, "DEVICES", ("cuda",))  # as for a model that had no room on the GPU
+    monkeypatch.setitem(KINDS, "cpu", DeviceKind())  # as for a model that had no room on the GPU
     assert torch.equal(attention.xformers_attention(query, query, query), TORCHS(query, query, query))
     assert not package.calls
 
@@ -168,9 +169,9 @@ def test_a_run_that_cannot_use_it_says_so_first(config, package, tmp_path, monke
     told = refused(config, tmp_path)
     assert told.startswith("attention is xformers, and the package xformers cannot be imported (")
     assert f"install the version that belongs to torch {torch.__version__}, or set attention of Memory to auto." in told
-    monkeypatch.setattr(attention, "DEVICES", ("cuda",))
+    monkeypatch.setitem(KINDS, "cpu", DeviceKind())
     assert refused(config, tmp_path) == (
-        "The package xformers has no attention for the CPU, on which this run is; set attention of Memory to auto."
+        "The package xformers has no attention for cpu, on which this run is; set attention of Memory to auto."
     )
 
 

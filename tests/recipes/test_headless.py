@@ -229,10 +229,10 @@ def test_the_help_says_the_exit_codes(capsys):
 
 def test_the_device_is_one_that_there_is(first, tmp_path, capsys):
     assert main(["train", str(first.run), "--output", str(tmp_path), "--device", "toaster"]) == 2
-    assert capsys.readouterr().err == "There is no device toaster; set --device to cuda, mps or cpu.\n"
+    assert capsys.readouterr().err == "There is no device toaster; set --device to cuda, xpu, mps or cpu.\n"
     if not torch.cuda.is_available():
         assert main(["train", str(first.run), "--output", str(tmp_path), "--device", "cuda"]) == 2
-        assert capsys.readouterr().err == "There is no device cuda; set --device to cuda, mps or cpu.\n"
+        assert capsys.readouterr().err == "There is no device cuda; set --device to cuda, xpu, mps or cpu.\n"
 
 
 def test_the_plan_is_that_of_the_run(first, tmp_path, capsys):

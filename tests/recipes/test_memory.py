@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from second_device import RUBBISH, Card, card  # noqa: F401 (a fixture)
+from second_device import RUBBISH, Card, card, device_is, missing_on_a_mac  # noqa: F401 (fixtures)
 from tiny_models import model_of, network_on, tiny_unet
 
 from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig
@@ -167,6 +167,21 @@ def test_streamed_weights_change_nothing(plain, share):
     assert difference(passes(stream), plain) == 0
 
 
+def test_a_pretended_mac_lacks_what_macs_lack(device_is):  # noqa: F811
+    there = torch.randn(3, 3).to(device_is("mac"))
+    assert {"aten::_linalg_svd", "aten::_linalg_eigh", "aten::_int_mm"} <= missing_on_a_mac()
+    assert (
+        not {"aten::mm", "aten::convolution", "aten::native_group_norm", "aten::native_layer_norm"} & missing_on_a_mac()
+    )
+    with pytest.raises(NotImplementedError, match="aten::_linalg_svd"):
+        torch.linalg.svd(there)
+    with pytest.raises(TypeError, match=r"no torch\.float64"):
+        there.double()
+    with pytest.raises(TypeError, match=r"no torch\.float8_e4m3fn"):
+        there.to(torch.float8_e4m3fn)
+    assert torch.equal(there.to(torch.bfloat16).cpu(), there.cpu().to(torch.bfloat16)) and not hasattr(Card, "Stream")
+
+
 def test_the_second_device_finds_what_it_is_there_to_find(card):  # noqa: F811
     here, there = torch.randn(3, 3), torch.randn(3, 3).to(card)
     with pytest.raises(RuntimeError, match="same device: aten::mm"):
@@ -315,8 +330,8 @@ def test_rungs_go_from_fast_to_small_and_leave_what_is_fixed():
 def test_a_kind_that_needs_bitsandbytes_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ValueError, match="weights nf4 needs the package bitsandbytes; install it with ComfyUI's"):
-        check_weights("nf4", "weights")
-    check_weights("float8", "weights")
+        check_weights("nf4", "weights", CPU)
+    check_weights("float8", "weights", CPU)
 
 
 def test_stochastic_rounding_keeps_the_mean():

@@ -7,7 +7,7 @@ import sessions
 import torch
 from durable import Cut, cut_at
 from safetensors.torch import save_file
-from second_device import card  # noqa: F401 (a fixture)
+from second_device import PRETENDED, device_is  # noqa: F401 (a fixture)
 from tiny_models import family_tensors
 from tiny_runs import change, run
 
@@ -22,7 +22,8 @@ def config(tmp_path_factory):
     masks, augment = MaskConfig(missing="ones", prior_weight=0.5), AugmentConfig(variants=2, crop_jitter=0.5)
     concepts = (things.replace(masks=masks, augment=augment), things.replace(role="prior_prediction"), held)
     config = change(config, train={"steps": 3, "batch_size": 2}, optimizer={"ema_decay": 0.0, "learning_rate": 1e-3})
-    return config.replace(dataset=DatasetConfig(concepts=concepts))
+    exact = config.base_model.replace(precision="float32")
+    return config.replace(dataset=DatasetConfig(concepts=concepts), base_model=exact)
 
 
 WORD = EmbeddingConfig(token="thing", vectors=2, learning_rate=1e-2, stop=1, keep_norm=True)
@@ -50,13 +51,20 @@ CASES = {
 
 
 # "nothing kept, encoders in RAM" encodes as it does, and moves more; the first case's state comes back as well.
-AGAIN = ("nothing kept of encodings", "bfloat16 rounded at random")
+# The old device lacks what the Mac's does, but for bfloat16.
+AGAIN = ("nothing kept of encodings", "bfloat16 rounded at random", "old")
+
+
+# The first case does what most runs do; what the others keep in RAM, or in 8 bits, only the card can.
+WHERE = [(name, "card") for name in CASES] + [(next(iter(CASES)), kind) for kind in PRETENDED if kind != "card"]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in AGAIN else ()) for name in CASES]
+    ("name", "kind"),
+    [pytest.param(*each, marks=pytest.mark.thorough if {*each} & {*AGAIN} else ()) for each in WHERE],
 )
-def test_a_run_learns_there_what_it_learns_here(name, config, tmp_path, card):  # noqa: F811
+def test_a_run_learns_there_what_it_learns_here(name, kind, config, tmp_path, device_is):  # noqa: F811
+    card = device_is(kind)
     config = change(config, **CASES[name])
     if "offload_weights" in CASES[name].get("memory", {}):
         config = change(config, train={"steps": 2})
@@ -84,3 +92,12 @@ def test_a_lora_that_cannot_be_computed_there_costs_no_step(config, tmp_path, mo
         patched.setattr(saving, "write_versions", refuse)
         run(config, tmp_path / "run", tmp_path / "cache")
     assert "Resumed after step 1 of 3" in run(config, tmp_path / "run", tmp_path / "cache").origin
+
+
+@pytest.mark.parametrize("kind", ["mac", "old"])
+def test_numbers_that_a_device_lacks_are_refused_in_a_sentence(kind, config, tmp_path, device_is):  # noqa: F811
+    number = "float8" if kind == "mac" else "bfloat16"
+    part = {"weights": "float8"} if kind == "mac" else {"precision": "bfloat16"}
+    with pytest.raises(ValueError, match=rf"{number}.* set .* to (int8|float32)\.$"):
+        run(change(config, base_model=part), tmp_path / "run", device=device_is(kind))
+    assert not (tmp_path / "run").exists()

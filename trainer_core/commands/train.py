@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..common.command_line import PROGRAM, comfyui_around
+from ..common.devices import fastest, kind_of
 from ..common.smooth import mean_loss
 from ..common.world import ALONE, ProcessFailed, World, joined, own_gpu
 from ..config import TrainConfig
@@ -63,7 +64,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Add what names a run and changes it on this machine."""
     add_source(parser, "RUN", "the run: its folder, its run.json, a TOML of the same names, or a saved workflow")
     parser.add_argument("--output", type=Path, help="the output folder; by default the run's, ComfyUI's, or ./output")
-    parser.add_argument("--device", default="", help="cuda, cuda:1, mps or cpu; by default the fastest there is")
+    parser.add_argument("--device", default="", help="cuda, cuda:1, xpu, mps or cpu; by default the fastest there is")
 
 
 def add_source(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
@@ -105,16 +106,15 @@ def device_of(name: str, world: World = ALONE) -> torch.device:
 
     Of several processes each takes a GPU of its own.
     """
-    if world.size > 1 and name in ("", "cuda") and torch.cuda.is_available():
+    best = fastest()
+    if world.size > 1 and name in ("", best.type) and kind_of(best).sends:
         return own_gpu()
     if name:
         try:
             return torch.empty(0, device=name).device
         except (RuntimeError, AssertionError) as error:  # of torch without that kind of device
-            raise ValueError(f"There is no device {name:.80}; set --device to cuda, mps or cpu.") from error
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+            raise ValueError(f"There is no device {name:.80}; set --device to cuda, xpu, mps or cpu.") from error
+    return best
 
 
 def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen, world: World) -> int:

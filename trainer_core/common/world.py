@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .devices import fastest, kind_of, module_of
 from .disk_errors import reason
 from .wording import count
 
@@ -186,13 +187,15 @@ def _lives(process: int) -> bool:
 def joined() -> Iterator[World]:
     """Join the processes that torchrun or accelerate has started with this one; without them ALONE.
 
-    Tensors on the CPU are sent by gloo, those on GPUs by NCCL.
+    Tensors on the CPU are sent by gloo, those on GPUs by what their kind has for it (NCCL on CUDA).
     """
     if not dist.is_available() or not dist.is_torchelastic_launched():
         yield ALONE
         return
-    nccl = torch.cuda.is_available() and dist.is_nccl_available()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo", timeout=PATIENCE)
+    gpu = fastest().type
+    sends = kind_of(torch.device(gpu)).sends
+    known = bool(sends) and dist.is_backend_available(sends)
+    dist.init_process_group(f"cpu:gloo,{gpu}:{sends}" if known else "gloo", timeout=PATIENCE)
     try:
         yield World(dist.get_rank(), dist.get_world_size())
     finally:
@@ -202,11 +205,13 @@ def joined() -> Iterator[World]:
 
 def own_gpu() -> torch.device:
     """Choose the GPU of this process's number on its machine; ValueError if there are fewer GPUs than processes."""
-    number, gpus = dist.get_node_local_rank(fallback_rank=0), torch.cuda.device_count()
+    kind = fastest()
+    module = module_of(kind)
+    number, gpus = dist.get_node_local_rank(fallback_rank=0), module.device_count()
     if number >= gpus:
         raise ValueError(
             f"More processes were started on this machine than it has GPUs, which is {gpus}; set --nproc-per-node of "
             f"torchrun, or --num_processes of accelerate, to {gpus}."
         )
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
+    module.set_device(number)
+    return torch.device(kind.type, number)

@@ -4,6 +4,7 @@ from .attention import attention_kernel, check_attention, plain_attention
 from .compiled import Programs, compile_blocks, room_for_programs
 from .device import (
     DTYPES,
+    begin_peak,
     choose_dtype,
     empty_cache,
     free_bytes,
@@ -11,7 +12,9 @@ from .device import (
     in_parts,
     on_device,
     out_of_memory,
+    peak_bytes,
     staying,
+    total_bytes,
     with_room,
 )
 from .gradient_checkpointing import LEVELS, keep_activations, recompute
@@ -30,6 +33,7 @@ __all__ = [
     "Watched",
     "activations_in_ram",
     "attention_kernel",
+    "begin_peak",
     "check_attention",
     "check_weights",
     "choose_dtype",
@@ -46,12 +50,14 @@ __all__ = [
     "moves_weights",
     "on_device",
     "out_of_memory",
+    "peak_bytes",
     "plain_attention",
     "prepare",
     "recompute",
     "room_for_programs",
     "rungs",
     "staying",
+    "total_bytes",
     "weight_bytes",
     "with_room",
 ]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..common.devices import kind_of
 from ..config import setting
 
 FLASH, EFFICIENT, MATH = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
@@ -27,7 +28,6 @@ ATTENTION = {
 }
 DEFAULT = [FLASH, EFFICIENT, MATH, SDPBackend.CUDNN_ATTENTION]  # torch's own order
 XFORMERS = "xformers"
-DEVICES = ("cuda",)  # kinds of devices that have kernels to choose among
 ALIGNED = 8  # rows of a bias begin at multiples of so many numbers, as xformers' kernels read them
 BROKEN = (ImportError, OSError, AttributeError, RuntimeError)  # of a package that was built for another torch
 torchs_attention = F.scaled_dot_product_attention
@@ -41,8 +41,8 @@ def check_attention(name: str, device: torch.device, dtype: torch.dtype) -> None
     if name != XFORMERS:
         return
     remedy = f"set {setting('memory.attention')} to auto"
-    if device.type not in DEVICES:
-        raise ValueError(f"The package xformers has no attention for the CPU, on which this run is; {remedy}.")
+    if not kind_of(device).kernels:
+        raise ValueError(f"The package xformers has no attention for {device.type}, on which this run is; {remedy}.")
     try:
         import xformers.ops  # noqa: F401
     except BROKEN as error:
@@ -68,7 +68,7 @@ def attention_kernel(name: str, device: torch.device) -> Iterator[None]:
 
     xformers takes the place of torch's function, which diffusers, transformers and ComfyUI all call.
     """
-    if device.type not in DEVICES:
+    if not kind_of(device).kernels:
         yield
         return
     by_xformers = name == XFORMERS
@@ -82,7 +82,7 @@ def attention_kernel(name: str, device: torch.device) -> Iterator[None]:
 @contextmanager
 def plain_attention(device: torch.device) -> Iterator[None]:
     """Leave the kernel to torch for a `with` block, also inside `attention_kernel`."""
-    if device.type not in DEVICES:
+    if not kind_of(device).kernels:
         yield
         return
     exchanged = F.scaled_dot_product_attention is xformers_attention
@@ -105,7 +105,7 @@ def xformers_attention(
 
     xformers' tensors are (B, M, H, K). What it does not take goes to torch: other devices, numbers of axes and heads.
     """
-    if enable_gqa or query.device.type not in DEVICES or {query.ndim, key.ndim, value.ndim} != {4}:
+    if enable_gqa or not kind_of(query.device).kernels or {query.ndim, key.ndim, value.ndim} != {4}:
         groups = {"enable_gqa": True} if enable_gqa else {}
         return torchs_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **groups)
     import xformers.ops

@@ -11,8 +11,10 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-# in out-of-memory errors of CUDA, its libraries, and torch on the CPU
-SIGNS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
+from ..common.devices import computes, emulates, kind_of, module_of
+
+# in out-of-memory errors of CUDA, its libraries, Intel's driver, and torch on the CPU
+SIGNS = ("out of memory", "ALLOC_FAILED", "OUT_OF_DEVICE_MEMORY", "can't allocate memory", "not enough memory")
 
 T = TypeVar("T")
 
@@ -20,14 +22,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Choose the dtype of activations; "auto" is float32 on the CPU, bfloat16 or float16 on a GPU."""
+    """Choose the dtype of activations; "auto" is the first of its kind's that the device computes in."""
     if precision != "auto":
         return DTYPES[precision]
-    if device.type == "cuda":
-        # torch calls bfloat16 supported where it is emulated, which is very slow
-        native = torch.version.hip or torch.cuda.get_device_properties(device).major >= 8
-        return torch.bfloat16 if native else torch.float16
-    return torch.float32
+    *wished, last = kind_of(device).dtypes
+    return next((dtype for dtype in wished if not emulates(device, dtype) and computes(device, dtype)), last)
 
 
 @contextmanager
@@ -47,10 +46,40 @@ def staying(module: nn.Module, device: torch.device) -> Iterator[nn.Module]:
 
 def free_bytes(device: torch.device) -> int:
     """Measure the bytes that a run can use: on a GPU including memory that torch has reserved but does not use."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return psutil.virtual_memory().available
+    module, ram = module_of(device), psutil.virtual_memory().available
+    if kind_of(device).shares_ram:
+        if not hasattr(module, "recommended_max_memory"):
+            return ram
+        return min(ram, max(0, module.recommended_max_memory() - module.current_allocated_memory()))
+    if not hasattr(module, "memory_reserved"):
+        return ram  # nothing tells
+    unused = module.memory_reserved(device) - module.memory_allocated(device)
+    try:
+        free, _ = module.mem_get_info(device)
+    except (AttributeError, RuntimeError):  # drivers of Intel's that do not count what others use; older torch
+        free = module.get_device_properties(device).total_memory - module.memory_reserved(device)
+    return free + unused
+
+
+def total_bytes(device: torch.device) -> int:
+    """Find all the memory that a GPU can use, in bytes; 0 without one, or where nothing tells."""
+    module = module_of(device)
+    if hasattr(module, "recommended_max_memory"):
+        return module.recommended_max_memory()
+    return module.get_device_properties(device).total_memory if hasattr(module, "get_device_properties") else 0
+
+
+def begin_peak(device: torch.device) -> None:
+    """Begin to measure the peak of memory, where the device measures it."""
+    module = module_of(device)
+    if hasattr(module, "reset_peak_memory_stats"):
+        module.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Read the peak of memory since `begin_peak`, in bytes; None where the device measures none."""
+    module = module_of(device)
+    return module.max_memory_allocated(device) if hasattr(module, "max_memory_allocated") else None
 
 
 def give_back(device: torch.device) -> None:
@@ -61,8 +90,9 @@ def give_back(device: torch.device) -> None:
 
 def empty_cache(device: torch.device) -> None:
     """Give unused memory that torch holds back to the system: on a GPU, and pinned RAM."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    module = module_of(device)
+    if hasattr(module, "empty_cache"):
+        module.empty_cache()
         getattr(torch._C, "_host_emptyCache", lambda: None)()  # not in older versions
 
 

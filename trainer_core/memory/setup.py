@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..common.devices import kind_of
 from ..config import MemoryConfig
 from .gradient_checkpointing import Unit, recompute
 from .stream import Stream, activations_in_ram
@@ -30,7 +31,7 @@ def rungs(config: MemoryConfig, device: torch.device) -> list[MemoryConfig]:
     for rung in RUNGS:
         settings = dict(zip(fields, rung, strict=True))
         settings |= {name: value for name in fields if (value := getattr(config, name)) != "auto"}
-        if device.type == "cpu":  # everything is in RAM already
+        if kind_of(device).shares_ram:  # everything is in RAM already
             settings |= {"offload_weights": "none", "offload_activations": "off"}
         candidate = config.replace(**settings)
         if candidate not in found:
@@ -113,7 +114,7 @@ def _hold(frozen: FrozenDenoiser, memory: MemoryConfig, weights: str, device: to
     denoiser, dtype, share = frozen.module, frozen.dtype, SHARES.get(memory.offload_weights, 0.0)
     # Tensor cores of a GPU take half-precision convolutions in this memory order; any other is converted at each call.
     last = memory.channels_last == "on" or (
-        memory.channels_last == "auto" and device.type == "cuda" and dtype != torch.float32
+        memory.channels_last == "auto" and kind_of(device).channels_last and dtype != torch.float32
     )
     if last:
         denoiser.to(memory_format=torch.channels_last)

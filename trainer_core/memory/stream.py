@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..common.devices import module_of
 from .written import stay, stayed
 
 AHEAD = 3  # weights in transfer at a time
@@ -86,7 +87,7 @@ class Stream:
 
 def _streams(device: torch.device) -> Any:
     """Find the module of torch with a device's streams; None where copies cannot overlap with computation."""
-    module = None if device.type in ("cpu", "meta") else getattr(torch, device.type, None)
+    module = module_of(device)
     return module if hasattr(module, "Stream") else None
 
 

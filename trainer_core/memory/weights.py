@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
+from ..common.devices import kind_of
+from ..config import setting
 from .device import DTYPES
 from .stream import Stream
 
@@ -20,14 +22,18 @@ QUANTIZED = ("float8", *NEEDS_BITSANDBYTES)
 SHARES = {"none": 0.0, "half": 0.5, "all": 1.0}
 
 
-def check_weights(kind: str, setting: str) -> None:
-    """Raise ValueError if this stored format needs a package that is missing; setting: the input's name."""
+def check_weights(kind: str, name: str, device: torch.device) -> None:
+    """Raise ValueError if the device or a missing package rules this stored format out; name: of the setting."""
+    if kind == "float8" and not kind_of(device).float8:
+        raise ValueError(
+            f"{name} is float8, which {device.type} cannot store; set {setting(f'base_model.{name}')} to int8."
+        )
     if kind in NEEDS_BITSANDBYTES:
         try:
             import bitsandbytes  # noqa: F401
         except ImportError as error:
             raise ValueError(
-                f"{setting} {kind} needs the package bitsandbytes; install it with ComfyUI's Python, or choose float8."
+                f"{name} {kind} needs the package bitsandbytes; install it with ComfyUI's Python, or choose float8."
             ) from error
 
 
@@ -69,7 +75,7 @@ def _pack(weight: Tensor, kind: str) -> tuple[Tensor, ...]:
     import bitsandbytes.functional as bitsandbytes
 
     if kind == "int8":
-        values, scale, _ = bitsandbytes.int8_vectorwise_quant(rows.half() if rows.is_cuda else rows)
+        values, scale, _ = bitsandbytes.int8_vectorwise_quant(rows if rows.device.type == "cpu" else rows.half())
         return values, scale
     values, state = bitsandbytes.quantize_4bit(rows, blocksize=NF4_BLOCK, quant_type="nf4")
     return values, cast(Tensor, state.absmax)

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _dispatch_has_kernel_for_dispatch_key, _dispatch_key_for_device
 
+from ..common.devices import kind_of
 from ..config import OPTIMIZERS, OptimizerConfig, SchedulerConfig, setting
 from ..config.scheduler import RESTARTS
 from .combined import Combined
@@ -17,6 +19,7 @@ from .custom import find_class, finds_step_size, read_arguments, try_out
 from .libraries import classes
 from .rounding import step_in_float32
 
+UPDATE = "bitsandbytes::optimizer_update_8bit_blockwise"  # the operator of its 8-bit optimizers
 SINCE_ON_CPU = (0, 50)  # first bitsandbytes whose 8-bit optimizers need no CUDA
 
 
@@ -172,10 +175,10 @@ def check_optimizer(config: OptimizerConfig, scheduler: SchedulerConfig, device:
 
 def check_device(config: OptimizerConfig, device: torch.device) -> None:
     """Raise ValueError if the optimizer does not support this kind of device."""
-    if device.type == "cuda" or OPTIMIZERS[config.name].package != "bitsandbytes":
+    kind, instead = kind_of(device), OPTIMIZERS[config.name].instead
+    if OPTIMIZERS[config.name].package != "bitsandbytes" or kind.pages:
         return
     if config.name.startswith("paged_"):
-        instead = OPTIMIZERS[config.name].instead
         raise ValueError(f"{config.name} needs an NVIDIA GPU; set {setting('optimizer.name')} to {instead}.")
     import bitsandbytes
 
@@ -184,8 +187,11 @@ def check_device(config: OptimizerConfig, device: torch.device) -> None:
         wanted = ".".join(map(str, SINCE_ON_CPU))
         raise ValueError(
             f"{config.name} on {device.type} needs bitsandbytes {wanted} or newer, and {version} is installed; upgrade "
-            f"it, or choose {OPTIMIZERS[config.name].instead}."
+            f"it, or choose {instead}."
         )
+    if not _dispatch_has_kernel_for_dispatch_key(UPDATE, _dispatch_key_for_device(device.type)):
+        missing = f"bitsandbytes has no {config.name} for {device.type}"
+        raise ValueError(f"{missing}; set {setting('optimizer.name')} to {instead}.")
 
 
 def remarks(config: OptimizerConfig) -> list[str]:

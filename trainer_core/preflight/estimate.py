@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..common.cancel import look
+from ..common.devices import BLOCK
 from ..config import OPTIMIZERS, MemoryConfig, OptimizerConfig
 from ..data.plan import MicroBatch
 from ..memory import weight_bytes
@@ -26,7 +27,6 @@ from ..objective.path import Mix
 from ..optim import build_optimizer
 from ..optim.noise_scale import compare, looked_at
 
-CUDA_BLOCK = 512  # bytes; torch's allocator on CUDA gives out whole blocks
 SMALLEST_8BIT = 4096  # values; bitsandbytes keeps the state of smaller parameters in float32
 ABSMAX_BLOCK = 256  # 8-bit values that share one float32 scale
 NEGATIVE = MicroBatch(index=1, samples=(), bucket=(0, 0))  # at strength -1, where terms alternate
@@ -250,7 +250,7 @@ def estimate_step(
     optimizer: OptimizerConfig | None = None,
     memory: MemoryConfig | None = None,
     weight_bytes: int | None = None,
-    block: int = CUDA_BLOCK,
+    block: int = BLOCK,
 ) -> Estimate:
     """Estimate the memory of a training step, from the second step on.
 
@@ -342,7 +342,7 @@ def estimate_encoding(
     *,
     size: tuple[int, int],
     dtype: torch.dtype,
-    block: int = CUDA_BLOCK,
+    block: int = BLOCK,
 ) -> Encoding:
     """Estimate the memory of encoding while training. vae, texts: models on the meta device, the first in float32.
 

@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import torch
 
+from ..common.devices import kind_of
 from ..common.wording import count, say
 from ..config import ALGORITHMS, OPEN, Defaults, RunConfig, fill
 from ..config.defaults import FAR
 from ..data.plan import Plan
 from ..memory import choose_dtype, rungs
 from ..optim import estimates
-from .memory import RESERVE, estimate_run, largest_micro_batch
+from .memory import estimate_run, largest_micro_batch
 from .outline import outline_run
 
 BATCHES = (4, 2, 1)
@@ -166,7 +167,7 @@ def fits_memory(config: RunConfig, plan: Plan, device: torch.device, free: float
     ladder = rungs(config.memory, device)
     stays = [each for each in ladder if (each.offload_weights, each.offload_activations) == ("none", "off")]
     smallest = (stays or ladder)[-1]
-    room = free - (RESERVE if device.type == "cuda" else 0)
+    room = free - kind_of(device).reserve
 
     def fits(resolution: int, batch: int) -> bool:
         square = outline.base.latents.axes((resolution, resolution))

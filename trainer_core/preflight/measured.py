@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..common.axes import Framing, Size
+from ..common.devices import kind_of
 from ..config import MemoryConfig, ObjectiveConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
@@ -22,7 +23,7 @@ from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
 from ..objective import Objective, Pass, draws_at, other_captions, terms_of, texts_beside
 from ..optim.noise_scale import looked_at
-from .estimate import CUDA_BLOCK, LiveBytes, dry_run, optimizer_state
+from .estimate import LiveBytes, dry_run, optimizer_state
 
 SHARES = ((0.5, 0.75), (0.75, 1.0))  # of the sides of the largest bucket: the two sizes; the second where models refuse
 SMALL = 256  # pixels of a side that a model is tried on
@@ -91,7 +92,7 @@ def _pass_bytes(
 ) -> int:
     """Count the bytes that the forward and backward passes of a micro-batch allocate at their peak."""
     form, count = base.latents, len(captions)
-    live = LiveBytes(CUDA_BLOCK if device.type == "cuda" else 1)
+    live = LiveBytes(kind_of(device).block)
     framings = [Framing.whole(size)] * count
     shape = (count, form.channels, *form.axes(size))
     levels = torch.full((count,), len(base.noise.alpha) // 2)
@@ -137,7 +138,7 @@ def fit_measured(
         rates = learning_rates(config.optimizer, base)
         network = build_network(base, config, rates, start.layers if start else None).to(device, dtype)
         kept = _network_bytes(network, config)
-        free = free_bytes(device)
+        free, shares = free_bytes(device), kind_of(device).shares_ram
         with network.attached():
             remarks = _try_out(
                 host, base.latents, network, caption, min(plan.fullest_batches(), key=math.prod), references
@@ -152,7 +153,7 @@ def fit_measured(
                     continue
                 needed = kept + peak.at(samples, size)
                 host.reserve(needed)
-                if needed <= (free if device.type == "cpu" else room) or (last and device.type == "cuda"):
+                if needed <= (free if shares else room) or (last and not shares):
                     sizes = f"{needed / 1e9:.1f} GB beside the model's weights, {free / 1e9:.1f} GB are free"
                     return ladder[number:], " ".join([f"Memory: about {sizes}, with {describe(memory)}.", *remarks])
     about = "more" if peak is None else f"about {needed / 1e9:.1f} GB"

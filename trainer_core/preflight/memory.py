@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..common.devices import kind_of
 from ..config import MemoryConfig, RunConfig
 from ..data.plan import Plan
 from ..memory import (
@@ -24,11 +25,10 @@ from ..memory import (
 )
 from ..models import BaseModel, word_ids
 from ..objective import Objective, other_captions, terms_of, texts_beside
-from .estimate import CUDA_BLOCK, Encoding, Estimate, LargestBatch, estimate_encoding, estimate_step
+from .estimate import Encoding, Estimate, LargestBatch, estimate_encoding, estimate_step
 from .outline import Outline, outline_run, trains_text
 
 ERROR = 0.1  # of the estimate; a run is refused only where it is larger by more than this
-RESERVE = 250e6  # bytes of kernels and torch's own bookkeeping on a GPU, beside the estimate
 OTHER_WEIGHTS = ("float8", "nf4")  # proposed where a run does not fit
 
 
@@ -41,7 +41,8 @@ def fit_memory(
     held: bytes of the model's files that are already in RAM. vae: the autoencoder's outline, where it encodes while
     training.
     """
-    free = free_bytes(device) + {"cuda": -RESERVE, "cpu": held}.get(device.type, 0)
+    kind = kind_of(device)
+    free = free_bytes(device) - kind.reserve + (held if kind.shares_ram else 0)
     shape = largest_micro_batch(config, plan, outline.base)
     ladder = rungs(config.memory, device)
     encoding = None if vae is None else encoding_of(config, plan, outline.base, vae, device)
@@ -82,13 +83,8 @@ def encoding_of(config: RunConfig, plan: Plan, base: BaseModel, vae: Any, device
         () if trains_text(config, base) else [text.model for text in base.text.encoders],
         size=max(plan.fullest_batches(), key=math.prod),
         dtype=DTYPES.get(config.base_model.vae_precision, torch.float32),
-        block=block_on(device),
+        block=kind_of(device).block,
     )
-
-
-def block_on(device: torch.device) -> int:
-    """Find the size of the allocator's blocks on a device, in bytes."""
-    return CUDA_BLOCK if device.type == "cuda" else 1
 
 
 def estimate_run(
@@ -122,7 +118,7 @@ def estimate_run(
         optimizer=config.optimizer,
         memory=memory,
         weight_bytes=sum(map(weight_bytes, models)),
-        block=block_on(device),
+        block=kind_of(device).block,
     )
     return step if encoding is None else encoding.beside(step, moves=moves_weights(memory))
 
@@ -152,7 +148,7 @@ def _remedies(
             return
     if encoding is not None and (estimate := fits(config, cached := smallest.replace(encodings="disk"), shape.samples)):
         yield f"encodings disk with {describe(cached)} ({estimate.gigabytes})"
-    for weights in OTHER_WEIGHTS:
+    for weights in (each for each in OTHER_WEIGHTS if each != "float8" or kind_of(device).float8):
         small = config.replace(base_model=config.base_model.replace(weights=weights))
         if estimate := fits(small, smallest, shape.samples):
             yield f"weights {weights} with {describe(smallest)} ({estimate.gigabytes})"

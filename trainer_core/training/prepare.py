@@ -12,6 +12,7 @@ import torch
 
 from ..common.axes import size_text
 from ..common.callbacks import Callbacks
+from ..common.devices import computes
 from ..common.files import check_writable
 from ..common.wording import count, names, say
 from ..common.world import World
@@ -102,13 +103,17 @@ def check_settings(job: Job) -> None:
     check_optimizer(config.optimizer, config.scheduler, job.device)
     check_log(config.train.log, job.logs)
     check_attention(config.memory.attention, job.device, job.dtype)
+    wished = {"base_model.precision": config.base_model.precision, "lora.dtype": config.lora.dtype}
+    for name, number in {**wished, "base_model.vae_precision": config.base_model.vae_precision}.items():
+        if number in DTYPES and not computes(job.device, DTYPES[number]):
+            raise ValueError(f"{job.device.type} does not compute in {number}; set {setting(name)} to float32.")
     # float16 needs scaled gradients, and CUDA scales none in bfloat16.
     if config.lora.dtype == "bfloat16" and job.dtype == torch.float16:
         raise ValueError(
             f"A LoRA in bfloat16 does not work with precision float16; set {setting('lora.dtype')} to float32."
         )
     for name in ("weights", "text_weights"):
-        check_weights(getattr(config.base_model, name), name)
+        check_weights(getattr(config.base_model, name), name, job.device)
 
 
 def check_sizes(plan: Plan, base: BaseModel) -> None:

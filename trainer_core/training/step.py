@@ -14,6 +14,7 @@ from torch import Tensor
 from ..common.callbacks import Norms, StepReport
 from ..common.wording import names
 from ..data.plan import MicroBatch
+from ..memory import peak_bytes
 from ..objective import Draws, prompts, strengths
 from ..optim import learning_rate
 from .state import Run
@@ -215,7 +216,7 @@ def report_step(run: Run, numbers: StepNumbers, stopped: dict[str, float], began
         norms=numbers.norms,
         concepts=numbers.concepts,
         noise_scale=run.noise_scale.record(*numbers.noise),
-        peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        peak_memory=peak_bytes(device),
     )
     several = {"concepts": numbers.concepts} if len(run.concepts) > 1 else {}
     numbers_of_log = {"loss": report.loss, "grad_norm": report.grad_norm, "lr": rates, "s": report.seconds}

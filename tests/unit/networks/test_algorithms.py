@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import functional_call
 from toy_layers import BASES, CASES, NAME, TABLE, attached, beside, file_parts
 
+from lora_atelier.trainer_core.common.devices import KINDS
 from lora_atelier.trainer_core.config import ALGORITHMS, LoraConfig
 from lora_atelier.trainer_core.config.rows import rows_of
 from lora_atelier.trainer_core.lora_files.formats import layer_kind
@@ -179,6 +180,18 @@ def test_factors_are_those_of_the_table_and_of_lycoris():
             else:
                 with pytest.raises(ValueError, match=f"BOFT cannot split a layer of {size} outputs"):
                     butterfly_size(size, limit)
+
+
+def test_rotations_are_the_same_where_torch_cannot_differentiate_solutions(monkeypatch):
+    found = []
+    for row in (KINDS["cpu"], KINDS["mps"]):
+        monkeypatch.setitem(KINDS, "cpu", row)
+        x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        turned = turn(x - x.mT)
+        (turned * torch.arange(16.0).view(4, 4)).sum().backward()
+        found.append((turned.detach(), x.grad))
+    (one, grad), (other, grad_there) = found
+    assert torch.equal(one, other) and torch.allclose(grad, grad_there, rtol=1e-5, atol=1e-4)
 
 
 def test_known_numbers_and_sizes():

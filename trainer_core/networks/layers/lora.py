@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...common.axes import convolve
+from ...common.devices import for_linalg
 from ...common.exact import exact
 from ...common.rng import generator
 from .dora import frozen_weight
@@ -219,7 +220,7 @@ def _principal(
     pissa: scale * up_0 down_0 is the leading part of its singular value decomposition. orthogonal: up_0 and down_0 are
     the first columns of Q and rows of R of its QR decomposition. Ranks beyond W's keep `down` in down_0, and 0 in up_0.
     """
-    weight = frozen_weight(base, torch.float32).flatten(1)
+    weight = for_linalg(frozen_weight(base, torch.float32).flatten(1))
     down_0, up_0 = down.to(weight.device).flatten(1).clone(), weight.new_zeros(len(weight), len(down))
     if weight.is_meta:  # a dry run
         return down_0.view(down.shape), up_0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...common.axes import like
+from ...common.devices import kind_of
 from ...config import setting
 from .form import ALPHA, Parts
 from .layer import NetworkLayer
@@ -60,7 +61,25 @@ def turn(q: Tensor) -> Tensor:
     exactly 0. The factors commute. I - Q is always invertible, and a check would wait for the GPU, so there is none.
     """
     eye = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-    return torch.linalg.solve_ex(eye - q, 2 * q).result
+    if kind_of(q.device).linalg:
+        return torch.linalg.solve_ex(eye - q, 2 * q).result
+    return cast(Tensor, Solved.apply(eye - q, 2 * q))
+
+
+class Solved(torch.autograd.Function):
+    """A^-1 B (…, b, b), with a backward pass that solves again, where torch cannot use its factors of A twice."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        solved = torch.linalg.solve_ex(a, b).result
+        ctx.save_for_backward(a, solved)
+        return solved
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        a, solved = ctx.saved_tensors
+        of_b = torch.linalg.solve_ex(a.mT, grads[0]).result
+        return -of_b @ solved.mT, of_b
 
 
 def turned(rows: Tensor, turns: Tensor) -> Tensor:
