@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .insides import missing_in_comfyui
+
 if TYPE_CHECKING:
     from .nodes import AtelierExtension
 
@@ -13,7 +15,14 @@ __all__ = ["WEB_DIRECTORY", "comfy_entrypoint"]
 
 
 async def comfy_entrypoint() -> AtelierExtension:
-    """Import the nodes, which need ComfyUI's modules, and return the extension that ComfyUI loads."""
-    from .nodes import AtelierExtension
+    """Import the nodes, which need ComfyUI's modules, and return the extension that ComfyUI loads.
 
+    Raises RuntimeError where this ComfyUI lacks something that they need.
+    """
+    try:
+        from .nodes import AtelierExtension
+    except (AttributeError, ImportError) as problem:
+        if sentence := missing_in_comfyui(problem):
+            raise RuntimeError(sentence) from problem
+        raise
     return AtelierExtension()

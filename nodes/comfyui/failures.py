@@ -11,6 +11,7 @@ import comfy.model_management
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
+from ...insides import missing_in_comfyui
 from ...trainer_core.common.wording import for_page
 from .shown import OF_A_PROMPT, id_in
 
@@ -54,10 +55,13 @@ class Noticed:
         if not isinstance(problem, Exception) or isinstance(problem, INTERRUPTED):
             forget(self._workflow, [self._node])
             return
-        _failed[self._workflow, self._node] = (str(problem) or type(problem).__name__)[:LONGEST]
+        missing = missing_in_comfyui(problem)
+        _failed[self._workflow, self._node] = (missing or str(problem) or type(problem).__name__)[:LONGEST]
         for oldest in list(_failed)[:-MOST]:
             del _failed[oldest]
         _tell(self._workflow)
+        if missing:
+            raise RuntimeError(missing) from problem
 
 
 def _tell(workflow: str) -> None:

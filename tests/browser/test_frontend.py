@@ -1,6 +1,7 @@
 """The pack in the real editor: it loads cleanly, its nodes and workflows open, and they queue what they show."""
 
 import json
+import re
 import time
 from itertools import combinations
 
@@ -32,6 +33,11 @@ ADD = """nodes => nodes.map(([type, combo, option], i) => {
 })"""
 QUEUED = "async () => await window.app.graphToPrompt()"
 UNKNOWN = "types => types.filter(type => !(type in window.LiteGraph.registered_node_types))"
+GONE = """async names => {
+    const { api } = await import("/scripts/api.js");
+    const from = { app: window.app, api };
+    return names.filter(name => name.split(".").reduce((at, part) => at?.[part], from) === undefined);
+}"""
 NODES = """() => window.app.graph.nodes.map(node => {
     const [left, top, width, height] = node.boundingRect;
     return [`${node.title} (${node.type})`, left, top, left + width, top + height];
@@ -74,6 +80,13 @@ def test_every_node_and_option_queues_what_it_shows_also_when_opened_again(edito
     editor.run("() => window.app.graph.clear()")
     editor.load(shown["workflow"])
     assert inputs(editor.run(QUEUED)["output"]) == inputs(shown["output"])
+
+
+def test_the_editor_has_what_the_page_touches(editor) -> None:
+    text = (ROOT / "docs" / "comfyui.md").read_text(encoding="utf-8")
+    names = re.findall(r"`((?:app|api)\.[\w.]+)`", text)
+    # The editor sets it when the pointer first moves over the canvas.
+    assert len(names) > 20 and set(editor.run(GONE, names)) <= {"app.canvas.constructor.active_canvas"}
 
 
 def test_the_shipped_workflows_open_complete_with_room_for_every_node(editor, comfy: ComfyClient) -> None:

@@ -5,7 +5,7 @@ import pytest
 from lora_atelier.dev import OLDEST
 
 # What the oldest ComfyUI proves in every run of the tests; the newest proves the rest, and --thorough all on both.
-FILES = ("test_names", "test_offline", "test_session")
+FILES = ("test_insides", "test_names", "test_offline", "test_session")
 # Of these files, what it proves of each architecture: its layers, our own files, and that a session leaves nothing.
 EACH = (
     "test_an_outline_has_the_names_of_the_model",

@@ -1,0 +1,164 @@
+"""Every place where the nodes touch ComfyUI's insides is listed in docs/comfyui.md, and is there in this ComfyUI."""
+
+import ast
+import importlib
+import inspect
+import os
+import re
+from pathlib import Path
+
+import comfy.model_base
+import comfy.sd
+import pytest
+import server
+from zoo.comfy_here import VERSION
+from zoo.zoo import ZOO, build
+
+from lora_atelier.dev import ROOT
+from lora_atelier.insides import missing_in_comfyui
+
+PAGE = ROOT / "docs" / "comfyui.md"
+NAMES = re.compile(r"<!-- names -->\n(.*?)<!-- /names -->", re.DOTALL)
+IN_THE_PAGE = re.compile(r"<!-- page -->\n(.*?)<!-- /page -->", re.DOTALL)
+HEAD = "| ComfyUI's | used in |\n|---|---|\n"
+# Modules of ComfyUI whose names stand for themselves; `nodes` is ComfyUI's where the import has no dots.
+ROOTS = (
+    *("app", "comfy", "comfy_api", "comfy_execution", "comfy_extras", "execution", "folder_paths"),
+    *("latent_preview", "node_helpers", "nodes", "server"),
+)
+INSTANCE = "server.PromptServer.instance."  # which only a server has; its class shows the methods alone
+
+
+def touched() -> dict[str, set[str]]:
+    """List the dotted names of ComfyUI that our nodes read -> the files that do."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "nodes").rglob("*.py")):
+        tree, names = ast.parse(path.read_text(encoding="utf-8")), {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for each in node.names:
+                    if each.name.split(".")[0] in ROOTS:
+                        local = each.asname or each.name.split(".")[0]
+                        names[local] = each.name if each.asname else local
+                        found.setdefault(each.name, set()).add(path.name)
+            elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in ROOTS:
+                for each in node.names:
+                    names[each.asname or each.name] = f"{node.module}.{each.name}"
+                    found.setdefault(f"{node.module}.{each.name}", set()).add(path.name)
+
+        def dotted(node, names=names):
+            if isinstance(node, ast.Name):
+                return names.get(node.id)
+            above = dotted(node.value) if isinstance(node, ast.Attribute) else None
+            return above and f"{above}.{node.attr}"
+
+        for node in ast.walk(tree):  # management = comfy.model_management
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                one, value = node.targets[0], node.value
+                several = isinstance(one, ast.Tuple) and isinstance(value, ast.Tuple)
+                for target, given in zip(one.elts, value.elts, strict=True) if several else [(one, value)]:
+                    if isinstance(target, ast.Name) and dotted(given):
+                        names[target.id] = dotted(given)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and (name := dotted(node)):
+                found.setdefault(name, set()).add(path.name)
+    return {name: files for name, files in found.items() if not any(other.startswith(f"{name}.") for other in found)}
+
+
+def find(name: str):
+    """Find what a dotted name of ComfyUI stands for; raises AttributeError or ImportError that names what is gone."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise ImportError(name)
+
+
+def test_the_page_lists_every_name_that_is_touched():
+    rows = "".join(f"| `{name}` | {', '.join(sorted(files))} |\n" for name, files in sorted(touched().items()))
+    text = PAGE.read_text(encoding="utf-8")
+    if os.environ.get("ATELIER_WRITE_INSIDES"):
+        text = NAMES.sub(lambda _: f"<!-- names -->\n{HEAD}{rows}<!-- /names -->", text)
+        PAGE.write_text(text, encoding="utf-8")
+    assert NAMES.search(text)[1] == HEAD + rows
+
+
+def test_this_comfyui_has_what_the_page_lists():
+    gone = []
+    for name in touched():
+        of_instance = name.removeprefix(INSTANCE)
+        try:
+            found = find(name) if of_instance == name else server.PromptServer
+            if of_instance != name and hasattr(server.PromptServer, "__init__"):
+                assert of_instance.split(".")[0] in own_parts()
+        except (AttributeError, ImportError, AssertionError):
+            found = None
+            gone.append(name)
+        assert found is not None or name in gone
+    assert not gone, f"ComfyUI {VERSION} has no {', '.join(gone)}"
+
+
+def own_parts() -> set[str]:
+    """List the methods of ComfyUI's server, and what it gives itself when it starts."""
+    source = Path(server.__file__).read_text(encoding="utf-8")
+    return {*dir(server.PromptServer), *re.findall(r"\bself\.(\w+)\s*=", source)}
+
+
+def test_the_page_lists_what_the_pages_own_modules_read():
+    found = sorted({
+        name.rstrip(".")
+        for path in (ROOT / "js").glob("*.js")
+        for name in re.findall(r"(?<![\w./])(?:app|api)\.[A-Za-z_.]+", path.read_text(encoding="utf-8"))
+        if name not in ("app.js", "api.js")
+    })  # fmt: skip
+    listed = IN_THE_PAGE.search(PAGE.read_text(encoding="utf-8"))[1]
+    assert re.findall(r"`([\w.]+)`", listed) == found
+
+
+def attributes() -> dict[str, list[str]]:
+    """Read the page's table of attributes: whose -> which."""
+    rows = re.findall(r"^\| (MODEL|its model|CLIP|VAE) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {whose: re.findall(r"`(\w+)`", names) for whose, names in rows}
+
+
+def test_what_comfyui_hands_over_has_what_we_read_of_it():
+    name = "flux_dev"
+    assert name in ZOO
+    _, model = build(name)
+    things = {"MODEL": model, "its model": model.model, "CLIP": comfy.sd.CLIP, "VAE": comfy.sd.VAE}
+    assert attributes().keys() == things.keys()
+    gone = {
+        f"{whose}.{each}"
+        for whose, listed in attributes().items()
+        for each in listed
+        if not hasattr(things[whose], each) and f"self.{each} =" not in source_of_class(things[whose])
+    }
+    assert not gone, f"ComfyUI {VERSION} has no {', '.join(sorted(gone))}"
+
+
+def source_of_class(thing) -> str:
+    """Read the source of a class, for what its instances get when they are made."""
+    return inspect.getsource(thing) if isinstance(thing, type) else ""
+
+
+def test_what_is_gone_is_named_with_what_to_do(monkeypatch):
+    monkeypatch.delattr(comfy.model_base, "SDXLRefiner")
+    with pytest.raises(AttributeError) as gone:
+        _ = comfy.model_base.SDXLRefiner
+    assert missing_in_comfyui(gone.value) == (
+        f"ComfyUI {VERSION} has no comfy.model_base.SDXLRefiner, which LoRA Atelier uses. Update LoRA Atelier; until "
+        "then use an older ComfyUI."
+    )
+    with pytest.raises(ImportError) as gone:
+        from comfy.model_base import SDXLRefiner  # noqa: F401
+    assert "has no comfy.model_base.SDXLRefiner, which" in missing_in_comfyui(gone.value)
+    with pytest.raises(ImportError) as gone:
+        import comfy.nothing as _  # noqa: F401
+    assert "has no comfy.nothing, which" in missing_in_comfyui(gone.value)
+    for other in (AttributeError("x"), ImportError("No module named 'diffusers'", name="diffusers"), ValueError("x")):
+        assert missing_in_comfyui(other) == ""
