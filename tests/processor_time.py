@@ -1,4 +1,4 @@
-"""The processor time of each test file, with the processes that it starts: wall time differs from day to day."""
+"""The processor time of each test file and test, with the processes that it starts: wall time differs from day to day."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from server_time import of_servers, spent
 
-SHOWN = 20  # files
+SHOWN = 20  # files, and tests
 TOLD = "ATELIER_TIME_OF_SERVERS"  # names the file to which each process of the tests adds a line of numbers
 EVERY = 25  # tests between two looks at the yardstick
 WORK = [{"number": number, "text": str(number), "list": [number] * 5} for number in range(1500)]
@@ -29,6 +29,7 @@ class ProcessorTime:
 
     def __init__(self) -> None:
         self._files: Counter[str] = Counter()
+        self._tests: Counter[str] = Counter()
         self._begun = 0  # tests
         self._yardsticks: list[float] = []
 
@@ -52,7 +53,9 @@ class ProcessorTime:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up what the reports of a file say."""
         seconds = [value for name, value in report.user_properties if name == "processor seconds"]
-        self._files[report.nodeid.split("::")[0]] += float(str(seconds[-1])) if seconds else 0.0
+        spent = float(str(seconds[-1])) if seconds else 0.0
+        self._files[report.nodeid.split("::")[0]] += spent
+        self._tests[report.nodeid] += spent
 
     @pytest.hookimpl(trylast=True)  # when the fixtures have ended their servers
     def pytest_sessionfinish(self) -> None:
@@ -64,8 +67,8 @@ class ProcessorTime:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """List the files that took most."""
         terminalreporter.section(f"processor seconds: {sum(self._files.values()):.0f}", sep="-")
-        for file, seconds in self._files.most_common(SHOWN):
-            terminalreporter.write_line(f"{seconds:7.1f}  {file}")
+        for name, seconds in [*self._files.most_common(SHOWN), *self._tests.most_common(SHOWN)]:
+            terminalreporter.write_line(f"{seconds:7.1f}  {name}")
 
 
 BEFORE = pytest.StashKey[float]()

@@ -169,7 +169,14 @@ BRACES = {
 }
 
 
-@pytest.mark.parametrize("case", BRACES)
+# Another option, or marks without any text, are read by the same rule.
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.thorough if case in ("bars", "nested in the second option") else ())
+        for case in BRACES
+    ],
+)
 def test_a_caption_of_marks_alone_is_composed_soon(case: str) -> None:
     text = BRACES[case]
     assert len(text) <= LONGEST_LINE + 2

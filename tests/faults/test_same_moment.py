@@ -20,7 +20,7 @@ from lora_atelier.trainer_core.runs.folder import PROBE, RunFolder
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked: Unix only")
 
 KEYS = Keys(run="a" * 64, course="b" * 64)
-ROUNDS = 20
+ROUNDS, THOROUGH = 12, 40
 TRAINED, REUSED, REFUSED, WRONG = 0, 10, 11, 12  # how a process ends
 
 
@@ -75,8 +75,8 @@ def both(folder: Path, work: Callable[[], int]) -> Counter[int]:
 
 
 @pytest.mark.parametrize("on_existing", ["resume", "reuse"])
-def test_two_processes_that_ask_at_the_same_moment_train_a_run_once(tmp_path, on_existing):
-    for number in range(ROUNDS):
+def test_two_processes_that_ask_at_the_same_moment_train_a_run_once(tmp_path, on_existing, pytestconfig):
+    for number in range(THOROUGH if pytestconfig.getoption("thorough") else ROUNDS):
         folder = tmp_path / str(number)
         folder.mkdir()
         ended = both(folder, partial(train, folder / "runs", on_existing, 0.8 * (number % 5 == 0)))

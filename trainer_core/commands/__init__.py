@@ -1,4 +1,4 @@
-"""The command line: python custom_nodes/lora-atelier train, plan, export, import, runs, lora."""
+"""The command line: python custom_nodes/lora-atelier train, plan, export, import, runs, lora, doctor."""
 
 from __future__ import annotations
 
@@ -63,6 +63,13 @@ def lora(arguments: Sequence[str], comfyui: ComfyUI) -> int:
     return main(arguments, comfyui.checks)
 
 
+def doctor(arguments: Sequence[str], _: ComfyUI) -> int:
+    """Look at an installation."""
+    from .doctor import main
+
+    return main(arguments)
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str], ComfyUI], int], str]] = {
     "train": (train, "train a run without a page"),
     "plan": (plan, "what a run will do: steps, buckets, crops, memory, time"),
@@ -70,6 +77,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str], ComfyUI], int], str]] = {
     "import": (import_, "read the settings of sd-scripts or OneTrainer: a TOML and a workflow"),
     "runs": (runs, "list, show, verify, export, average and clean runs"),
     "lora": (lora, "tools for LoRA files"),
+    "doctor": (doctor, "what is wrong with this installation"),
 }
 
 

@@ -523,8 +523,8 @@ OTHER_KINDS = {
     **dict.fromkeys(("SVD_img2vid", "Stable_Zero123"), "a model that takes a picture and no caption"),
     "MiniMaxH3": "a model of video with sound",
     "WAN21_FlowRVS": "a model that turns videos into masks",
-    **dict.fromkeys(("StableAudio", "StableAudio1", "ACEStep", "ACEStep15"), "a model of sounds"),
-    **dict.fromkeys(("Hunyuan3Dv2", "Hunyuan3Dv2_1", "TripoSplat"), "a model of three-dimensional shapes"),
+    **dict.fromkeys(("StableAudio", "StableAudio1", "ACEStep", "ACEStep15", "MiniMaxMusic3"), "a model of sounds"),
+    **dict.fromkeys(("Hunyuan3Dv2", "Hunyuan3Dv2_1", "TripoSplat", "Trellis2"), "a model of three-dimensional shapes"),
 }
 
 # What diffusers calls the layers of models without a row; looked up before the rows.

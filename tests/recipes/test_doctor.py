@@ -1,0 +1,79 @@
+"""doctor says what is wrong with an installation, and nothing of whose machine it is."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lora_atelier.trainer_core.commands import main
+
+doctor = importlib.import_module("lora_atelier.trainer_core.commands.doctor")  # its package has a function of that name
+
+
+@pytest.fixture
+def installed(tmp_path: Path, comfyui: Path) -> Path:
+    """Give a ComfyUI folder with the parts that doctor looks at."""
+    folder = tmp_path / "somebody" / "ComfyUI"
+    shutil.copytree(comfyui / "comfy" / "sd1_tokenizer", folder / "comfy" / "sd1_tokenizer")
+    (folder / "comfyui_version.py").write_text('# generated\n__version__ = "0.99.1"\n', encoding="utf-8")
+    return folder
+
+
+def told(capsys, *arguments: object) -> tuple[int, list[str]]:
+    status = main(["doctor", *map(str, arguments)])
+    return status, capsys.readouterr().out.splitlines()
+
+
+def test_a_sound_installation_is_listed_and_trains(installed, capsys):
+    status, lines = told(capsys, "--comfyui", installed)
+    assert status == 0 and lines[-1].startswith("Nothing is wrong.")
+    assert all(line.startswith("ok") for line in lines[:-1])
+    found = "\n".join(lines)
+    assert "ComfyUI 0.99.1" in found and f"torch {torch.__version__} on " in found and "models/loras can be" in found
+    assert "2 steps on " in lines[-2] and "a LoRA of 0.8 MB" in lines[-2]
+    assert "somebody" not in found and str(Path.home()) not in found and str(doctor.PACK) not in found
+
+
+def test_what_is_wrong_has_a_line_with_what_to_do(installed, capsys, monkeypatch):
+    (installed / "output").write_text("a file", encoding="utf-8")
+    own = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: {"diffusers": "", "scipy": "0.9"}.get(name, own(name)))
+    monkeypatch.setattr(doctor, "two_steps", lambda _: (_ for _ in [(False, "2 steps failed")]))
+    status, lines = told(capsys, "--comfyui", installed)
+    wrong = [line.removeprefix("WRONG  ") for line in lines if line.startswith("WRONG")]
+    assert status == 1 and lines[-1].startswith("4 things are wrong.")
+    assert wrong[0] == 'diffusers is not installed; run ComfyUI\'s Python with -m pip install "diffusers>=0.30"'
+    assert wrong[1].startswith("scipy 0.9 is older than 1.10; run ")
+    assert wrong[2].startswith("output: ") and "somebody" not in wrong[2]
+
+
+def test_without_comfyui_it_says_how_to_name_it(tmp_path, capsys):
+    status, lines = told(capsys, "--comfyui", tmp_path)
+    assert status == 1
+    assert "WRONG  ComfyUI is not around the pack; name its folder: doctor --comfyui FOLDER" in lines
+    assert "WRONG  no step was tried, as it needs ComfyUI's tokenizer" in lines
+
+
+def test_a_package_that_cannot_be_loaded_is_a_line_and_no_traceback(installed, capsys, monkeypatch):
+    def broken():
+        raise OSError("libcudart.so.13: cannot open shared object file")
+        yield
+
+    monkeypatch.setattr(doctor, "devices", broken)
+    monkeypatch.setattr(doctor, "two_steps", lambda _: iter(()))
+    status, lines = told(capsys, "--comfyui", installed)
+    assert status == 1
+    assert "WRONG  what is installed cannot be used: libcudart.so.13: cannot open shared object file" in lines
+
+
+def test_every_package_that_is_required_is_looked_at():
+    assert {name for name, _ in doctor.required("dependencies")} >= {"diffusers", "transformers", "safetensors"}
+    assert [name for group in ("bnb", "tensorboard") for name, _ in doctor.required(group)] == [
+        "bitsandbytes",
+        "tensorboard",
+    ]
+    assert doctor.required("optimizers")

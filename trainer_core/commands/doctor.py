@@ -1,0 +1,176 @@
+"""doctor: what is wrong with an installation, in half a minute, in lines that hold no path of the machine."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ..common.command_line import PROGRAM, comfyui_around
+from ..workflow.places import ASSETS, TOKENIZER
+
+PACK = ASSETS.parent
+STEPS, SIDE = 2, 128  # of the run that is tried
+LEAST_FREE = 5e9  # bytes; a run of Stable Diffusion XL with a few saves takes about as much
+Line = tuple[bool, str]  # whether all is well, and what was found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Look at an installation and print a line for each thing; return 1 where one is wrong."""
+    text = "Look for what is wrong with this installation, and train two steps on the tiny base."
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} doctor", description=text)
+    parser.add_argument("--comfyui", type=Path, help="ComfyUI's folder, where the pack does not lie in it")
+    options = parser.parse_args(arguments)
+    comfyui = options.comfyui.absolute() if options.comfyui else comfyui_around()
+    wrong = 0
+    for look in (pythons, packages, optional, devices, lambda: places(comfyui), lambda: two_steps(comfyui)):
+        for well, found in _looked(look):
+            wrong += not well
+            print(f"{'ok   ' if well else 'WRONG'}  {without_paths(found, comfyui)}", flush=True)
+    last = {0: "Nothing is wrong.", 1: "One thing is wrong."}.get(wrong, f"{wrong} things are wrong.")
+    print(f"{last} Add these lines to an issue; they hold no name and no path of this machine.")
+    return int(wrong > 0)
+
+
+def _looked(look: Callable[[], Iterator[Line]]) -> Iterator[Line]:
+    try:
+        yield from look()
+    except (ImportError, OSError) as problem:  # a package of another Python, or whose library is missing
+        yield False, f"what is installed cannot be used: {problem}"
+
+
+def pythons() -> Iterator[Line]:
+    """Look at Python and the system."""
+    yield sys.version_info >= (3, 10), f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+
+
+def packages() -> Iterator[Line]:
+    """Look at the packages that every run needs."""
+    yield from (_package(name, least) for name, least in [("torch", "2"), *required("dependencies")])
+
+
+def optional() -> Iterator[Line]:
+    """List the packages that some settings need; none of them has to be there."""
+    names = [name for group in ("bnb", "optimizers", "tensorboard") for name, _ in required(group)]
+    yield True, "for some settings: " + ", ".join(f"{name} {_version(name) or 'is not installed'}" for name in names)
+
+
+def required(group: str) -> list[tuple[str, str]]:
+    """Read (package, least version) of a list of pyproject.toml, which stays the one place that has them."""
+    text = (PACK / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(rf"^{group} = \[(.*?)\]", text, re.DOTALL | re.MULTILINE)
+    return re.findall(r'"([\w-]+)>=([\w.]+)', found[1] if found else "")
+
+
+def devices() -> Iterator[Line]:
+    """Look at the device of runs and its memory."""
+    import torch
+
+    from ..common.devices import fastest, kind_of, module_of
+    from ..memory import choose_dtype, free_bytes
+
+    device = fastest()
+    module = module_of(device)
+    name = f" ({module.get_device_name(device)})" if hasattr(module, "get_device_name") else ""
+    where = "RAM" if kind_of(device).shares_ram else "its memory"
+    computes = str(choose_dtype("auto", device)).removeprefix("torch.")
+    free = f"{free_bytes(device) / 1e9:.1f} GB of {where} free"
+    yield True, f"torch {torch.__version__} on {device.type}{name}: {free}, computes in {computes}"
+
+
+def places(comfyui: Path | None) -> Iterator[Line]:
+    """Look at ComfyUI, and at its folders: whether they can be written, and have room."""
+    from ..common.files import check_writable
+
+    if comfyui is None or not (comfyui / "comfy").is_dir():
+        yield False, "ComfyUI is not around the pack; name its folder: doctor --comfyui FOLDER"
+        return
+    text = (comfyui / "comfyui_version.py").read_text(encoding="utf-8")
+    found = re.search(r'__version__ = "([^"]*)"', text)
+    yield True, f"ComfyUI {found[1] if found else 'of an unknown version'}"
+    for name in ("output", "models/loras", "user"):
+        try:
+            check_writable(comfyui / name)
+        except ValueError as problem:
+            yield False, f"{name}: {problem}"
+            continue
+        free = shutil.disk_usage(comfyui / name).free
+        yield free > LEAST_FREE, f"{name} can be written, {free / 1e9:.0f} GB free"
+
+
+def two_steps(comfyui: Path | None) -> Iterator[Line]:
+    """Train two steps on the tiny base, and write the LoRA."""
+    if comfyui is None or not (comfyui / TOKENIZER).is_dir():
+        yield False, "no step was tried, as it needs ComfyUI's tokenizer"
+        return
+    from ..common.devices import fastest
+
+    seconds: list[float] = []
+    device = fastest()
+    with tempfile.TemporaryDirectory(prefix="atelier-doctor-") as folder:
+        try:
+            size = _train(Path(folder), comfyui, seconds.append)
+        except (ValueError, RuntimeError, OSError) as problem:
+            yield (
+                False,
+                f"{STEPS} steps on {device.type} failed: {str(problem).replace(folder, 'the temporary folder')}",
+            )
+            return
+    yield True, f"{STEPS} steps on {device.type}: {min(seconds):.2f} s a step, a LoRA of {size / 1e6:.1f} MB"
+
+
+def _train(folder: Path, comfyui: Path, took: Callable[[float], None]) -> int:
+    """Train in a folder; return the bytes of the LoRA. took: called with the seconds of each step."""
+    from ..common.callbacks import Callbacks
+    from ..common.devices import fastest
+    from ..config import BaseModelConfig, ConceptConfig, DatasetConfig, RunConfig, TrainConfig
+    from ..train import train_lora
+
+    base = BaseModelConfig(path=str(ASSETS / "atelier-tiny.safetensors"), tokenizer=str(comfyui / TOKENIZER))
+    concept = ConceptConfig(folder=str(ASSETS / "concept_example"))
+    config = RunConfig(
+        base_model=base,
+        dataset=DatasetConfig(concepts=(concept,)),
+        train=TrainConfig(steps=STEPS, batch_size=2, resolution=SIDE),
+    )
+    told = Callbacks(step=lambda report: took(report.seconds))
+    result = train_lora(config, folder / "lora.safetensors", folder / "cache", device=fastest(), callbacks=told)
+    return result.path.stat().st_size if result else 0
+
+
+def _package(name: str, least: str) -> Line:
+    found = _version(name)
+    if not found:
+        return False, f'{name} is not installed; run ComfyUI\'s Python with -m pip install "{name}>={least}"'
+    if _numbers(found) < _numbers(least):
+        return (
+            False,
+            f'{name} {found} is older than {least}; run ComfyUI\'s Python with -m pip install "{name}>={least}"',
+        )
+    return True, f"{name} {found}"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text.partition("+")[0])))[:3]
+
+
+def without_paths(text: str, comfyui: Path | None) -> str:
+    """Leave out of a sentence the folders that would tell about a machine and its person."""
+    named = {str(PACK): "the pack", str(comfyui): "ComfyUI", str(Path.home()): "~"}
+    for path, name in named.items():
+        if len(path) > 1 and path != "None":
+            text = text.replace(path, name)
+    return " ".join(text.split())
