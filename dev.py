@@ -492,7 +492,8 @@ def test(options: argparse.Namespace) -> int:
     for version in (NEWEST, OLDEST) if zoo else ():
         print(f"-- the zoo on ComfyUI {version}", flush=True)
         here = env | {"COMFYUI_PATH": str(comfyui_folder(version))}
-        tested.append(tests(f"the zoo on {version}", parallel, zoo, here))
+        # So few tests that a second process would import torch and ComfyUI for longer than it helps.
+        tested.append(tests(f"the zoo on {version}", parallel if version == NEWEST else [], zoo, here))
     tested += [tests("those with servers", in_two, served, env)] if served else []
     parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in spent.items())
     print(f"-- {sum(spent.values()):.0f} processor seconds: {parts}", flush=True)

@@ -1,4 +1,4 @@
-"""The processor time of each test file and test, with the processes that it starts: wall time differs from day to day."""
+"""The processor time of files and tests, with the processes that they start: wall time differs from day to day."""
 
 from __future__ import annotations
 

@@ -56,10 +56,13 @@ def test_the_trigger_word_draws_the_motif(drawn: tuple[torch.Tensor, torch.Tenso
     assert after.mean() - before.mean() >= LEAST_RISE, (before, after)
 
 
-# Half of the steps give about 0.1, so half of them need only have come most of the way.
-@pytest.mark.parametrize(("steps", "least"), [(200, -0.4), pytest.param(400, LEAST_SCORE, marks=pytest.mark.thorough)])
-def test_the_demo_draws_what_the_model_could_not(comfy: ComfyClient, steps: int, least: float) -> None:
-    """`dev.py demo --flow`, and with half of its steps: the picture before and after, and its two samples."""
+# A fifth of the steps go from -1.2 to about -0.4: whoever learns nothing stays where it was.
+@pytest.mark.parametrize(
+    ("steps", "least", "rise"),
+    [(80, -0.8, 0.5), pytest.param(400, LEAST_SCORE, LEAST_RISE, marks=pytest.mark.thorough)],
+)
+def test_the_demo_draws_what_the_model_could_not(comfy: ComfyClient, steps: int, least: float, rise: float) -> None:
+    """`dev.py demo --flow`, and with a fifth of its steps: the picture before and after, and its two samples."""
     prompt = to_prompt(json.loads(FLOW.read_text(encoding="utf-8")), comfy.object_info())
     (train,) = (each["inputs"] for each in prompt.values() if each["class_type"] == "AtelierTrain")
     assert train["steps"] == 400
@@ -74,7 +77,7 @@ def test_the_demo_draws_what_the_model_could_not(comfy: ComfyClient, steps: int,
     pictures = torch.stack([torch.from_numpy(np.array(each.convert("RGB"))) for each in found]) / 255
     before, *after = concept.motif_score(pictures).tolist()
     mean = sum(after) / len(after)
-    assert before < 0 and mean >= least and mean - before >= LEAST_RISE, (before, after)
+    assert before < 0 and mean >= least and mean - before >= rise, (before, after)
 
 
 @pytest.mark.thorough
