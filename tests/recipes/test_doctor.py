@@ -46,8 +46,8 @@ def test_what_is_wrong_has_a_line_with_what_to_do(installed, capsys, monkeypatch
     status, lines = told(capsys, "--comfyui", installed)
     wrong = [line.removeprefix("WRONG  ") for line in lines if line.startswith("WRONG")]
     assert status == 1 and lines[-1].startswith("4 things are wrong.")
-    assert wrong[0] == 'diffusers is not installed; run ComfyUI\'s Python with -m pip install "diffusers>=0.30"'
-    assert wrong[1].startswith("scipy 0.9 is older than 1.10; run ")
+    assert wrong[0] == 'diffusers is not installed; install "diffusers>=0.30" with ComfyUI\'s Python'
+    assert wrong[1].startswith('scipy 0.9 is older than 1.10; install "scipy>=1.10" with ')
     assert wrong[2].startswith("output: ") and "somebody" not in wrong[2]
 
 

@@ -33,7 +33,7 @@ def drawn(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[torc
     base = BaseModelConfig(
         path=str(concept.ASSETS / "atelier-tiny.safetensors"), tokenizer=str(comfyui / "comfy" / "sd1_tokenizer")
     )
-    run = concept.learning_run(base, sample, rank=16, rate=3e-3, steps=200)
+    run = concept.learning_run(base, sample, rank=16, rate=3e-3, steps=140)
     config = replace(run, objective=ObjectiveConfig(min_snr_gamma=5), train=replace(run.train, batch_size=2))
     folder = tmp_path_factory.mktemp("learning")
     plain = replace(sample, prompts=TRIGGER)

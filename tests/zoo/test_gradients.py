@@ -2,6 +2,8 @@
 
 import contextlib
 
+import comfy.ops
+import numpy as np
 import pytest
 import torch
 from zoo import trial
@@ -88,6 +90,51 @@ def test_every_level_of_checkpointing_gives_the_gradients_of_none(name):
             again = [unit for unit, _ in trial.units if "forward" in vars(unit)]
             assert len(again) == sum(least <= LEVELS.index(level) for _, least in trial.units) > 0
             assert apart(trial.gradients(), expected) < 1e-9, level
+
+
+ONE_BUFFER = ("flux_dev", "sd15", "z_image", "wan21_t2v", "ernie_image")
+
+
+@pytest.mark.parametrize("name", [*ONE_BUFFER, *again(*(name for name in ZOO if name not in ONE_BUFFER))])
+def test_gradients_are_right_where_weights_pass_through_buffers(name, monkeypatch):
+    """As ComfyUI streams weights to a card: the next layer's overwrite those of the last, and torch knows nothing."""
+    trial = Trial(name)
+    with gradients.session(trial.patcher), trial.network.attached():
+        expected = trial.gradients()
+    layers = [module for module in trial.model.modules() if isinstance(module, comfy.ops.CastWeightBiasOp)]
+    largest = max(weights_of(layer) for layer in layers)
+    free = []
+
+    def cast(layer, input=None, dtype=None, device=None, bias_dtype=None, offloadable=False, **_):
+        buffer = free.pop() if free and offloadable else np.empty(largest, np.float32)
+        at, found = 0, []
+        for own in (layer.weight, layer.bias):
+            if own is not None:
+                end = at + own.numel()
+                buffer[at:end] = own.detach().float().numpy().ravel()
+                own = torch.from_numpy(buffer)[at:end].view(own.shape).to(dtype or getattr(input, "dtype", own.dtype))
+                at = end
+            found.append(own)
+        return (*found, buffer) if offloadable else tuple(found)
+
+    def uncast(_, weight, bias, buffer):
+        if buffer is not None:  # norms without weights have none
+            buffer.fill(np.nan)
+            free.append(buffer)
+
+    monkeypatch.setattr(comfy.ops, "cast_bias_weight", cast)
+    monkeypatch.setattr(comfy.ops, "uncast_bias_weight", uncast)
+    for layer in layers:
+        layer.comfy_cast_weights = True
+    with gradients.session(trial.patcher), trial.network.attached():
+        assert apart(trial.gradients(), expected) < 1e-5
+        recompute(trial.units, "full", copies=True)
+        assert apart(trial.gradients(), expected) < 1e-5
+    assert len(free) < 5
+
+
+def weights_of(layer):
+    return sum(own.numel() for own in (layer.weight, layer.bias) if own is not None)
 
 
 @pytest.mark.parametrize("least", [0, 1 << 20], ids=["all", "large"])

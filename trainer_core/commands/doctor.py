@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import platform
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ..common.command_line import PROGRAM, comfyui_around
@@ -145,22 +145,27 @@ def _train(folder: Path, comfyui: Path, took: Callable[[float], None]) -> int:
 
 
 def _package(name: str, least: str) -> Line:
-    found = _version(name)
+    found, wanted = _version(name), f'install "{name}>={least}" with ComfyUI\'s Python'
     if not found:
-        return False, f'{name} is not installed; run ComfyUI\'s Python with -m pip install "{name}>={least}"'
+        return False, f"{name} is not installed; {wanted}"
     if _numbers(found) < _numbers(least):
-        return (
-            False,
-            f'{name} {found} is older than {least}; run ComfyUI\'s Python with -m pip install "{name}>={least}"',
-        )
+        return False, f"{name} {found} is older than {least}; {wanted}"
     return True, f"{name} {found}"
 
 
 def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+    return _installed().get(name.replace("-", "_"), "")
+
+
+@functools.cache
+def _installed() -> dict[str, str]:
+    """Read the version of each package from the name of the folder in which its installer keeps what it did."""
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        for each in Path(folder).glob("*-*.dist-info"):
+            name, _, number = each.name.removesuffix(".dist-info").rpartition("-")
+            found.setdefault(re.sub(r"[-_.]+", "_", name).lower(), number)
+    return found
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from comfy.ldm.modules.attention import attention_pytorch
 from torch import Tensor, nn
 
 from ....trainer_core.memory import keep_activations
-from .frozen import frozen_layers
+from .frozen import FrozenLayer, frozen_layers
 
 KITCHEN = "comfy_kitchen"  # ComfyUI's own operators
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -39,6 +39,7 @@ def session(patcher: Any) -> Iterator[None]:
         stack.callback(keep_activations, list(model.modules()))
         stack.enter_context(_in_training(True))
         stack.enter_context(_every_layer_called())
+        stack.enter_context(_saved_weights_kept())
         yield
 
 
@@ -85,6 +86,36 @@ def _every_layer_called() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _saved_weights_kept() -> Iterator[None]:
+    """Copy the weights that autograd saves, those of norms, where ComfyUI has cast them into a buffer.
+
+    The next layer's weights go there, also outside of torch, so that no version counter tells. Linear layers and
+    convolutions save none.
+    """
+    cast = comfy.ops.cast_bias_weight
+
+    @functools.wraps(cast)
+    def casting(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        weight, bias, *rest = cast(layer, *args, **kwargs)
+        if torch.is_grad_enabled() and not isinstance(layer, (FrozenLayer, nn.Embedding)):
+            weight, bias = _kept(weight, layer.weight), _kept(bias, layer.bias)
+        return (weight, bias, *rest)
+
+    comfy.ops.cast_bias_weight = casting
+    try:
+        yield
+    finally:
+        comfy.ops.cast_bias_weight = cast
+
+
+def _kept(cast: Tensor | None, own: Tensor | None) -> Tensor | None:
+    """Copy a weight that lies elsewhere than the layer's own."""
+    if cast is None or own is None or type(cast) not in (Tensor, nn.Parameter) or cast.data_ptr() == own.data_ptr():
+        return cast
+    return cast.clone()
 
 
 @contextmanager
