@@ -145,7 +145,13 @@ def test_the_triggers_are_found_where_they_are(tmp_path: Path) -> None:
 def test_the_archive_holds_what_people_need_and_no_more(files: dict[str, bytes]) -> None:
     assert set(NEEDED) <= files.keys()
     code = {name for name in files if name.endswith(".py")}
-    assert {name.split("/")[0] for name in code} == {"__init__.py", "__main__.py", "insides.py", "nodes", "trainer_core"}
+    assert {name.split("/")[0] for name in code} == {
+        "__init__.py",
+        "__main__.py",
+        "insides.py",
+        "nodes",
+        "trainer_core",
+    }
     assert {name.split("/")[0] for name in files if "/" in name} == {
         "assets",
         "docs",

@@ -55,7 +55,7 @@ class Written(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Gives back its result in a tuple."""
+    """Gives back its result in a tuple, and computes it where its input was."""
 
     def __init__(self, ops: Any) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         found = self.point(nn.functional.silu(self.conv(self.depthwise(self.norm(x))) * scale))
-        return x + found, {"found": found}
+        return torch.add(x, found, out=x), {"found": found}
 
 
 class Convolutions(nn.Module):

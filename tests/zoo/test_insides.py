@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 import comfy.model_base
@@ -52,13 +53,18 @@ def touched() -> dict[str, set[str]]:
             above = dotted(node.value) if isinstance(node, ast.Attribute) else None
             return above and f"{above}.{node.attr}"
 
+        stored = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        assigned, meant = Counter(node.id for node in stored), {}
         for node in ast.walk(tree):  # management = comfy.model_management
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                one, value = node.targets[0], node.value
-                several = isinstance(one, ast.Tuple) and isinstance(value, ast.Tuple)
-                for target, given in zip(one.elts, value.elts, strict=True) if several else [(one, value)]:
-                    if isinstance(target, ast.Name) and dotted(given):
-                        names[target.id] = dotted(given)
+                one, other = node.targets[0], node.value
+                several = isinstance(one, ast.Tuple) and isinstance(other, ast.Tuple)
+                for target, value in zip(one.elts, other.elts, strict=True) if several else [(one, other)]:
+                    if isinstance(target, ast.Name) and dotted(value):
+                        meant.setdefault(target.id, []).append(dotted(value))
+        for name, values in meant.items():  # a name that always means the same in its file
+            if len(values) == assigned[name] and len(set(values)) == 1:
+                names[name] = values[0]
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and (name := dotted(node)):
                 found.setdefault(name, set()).add(path.name)

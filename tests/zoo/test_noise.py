@@ -54,7 +54,8 @@ def made(sampling, parent):
 
 
 def test_every_model_type_is_known():
-    assert {kind.name for kind in comfy.model_base.ModelType} <= KINDS.keys() | REFUSED.keys()
+    sound = {"FLOW_AV"}  # since 0.33, of a class that is refused by name
+    assert {kind.name for kind in comfy.model_base.ModelType} <= KINDS.keys() | REFUSED.keys() | sound
 
 
 @pytest.mark.parametrize(("kind", "expected"), KINDS.items())

@@ -14,6 +14,7 @@ import comfy.ops
 import torch
 from comfy.ldm.modules.attention import attention_pytorch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ....trainer_core.memory import keep_activations
 from .frozen import FrozenLayer, frozen_layers
@@ -22,6 +23,7 @@ KITCHEN = "comfy_kitchen"  # ComfyUI's own operators
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 PARTS = ("_parameters", "_buffers", "_modules")  # attributes of modules that hold no passes
 PASSING = (*PARTS, "forward", "training")  # and those that training sets itself
+OUT = re.compile(r"\btorch\.\w+\([^()]*\bout=")
 CACHES = re.compile(r"(clear|reset)_\w*caches?")  # methods that drop what a model keeps between passes
 
 
@@ -34,6 +36,7 @@ def session(patcher: Any) -> Iterator[None]:
         stack.enter_context(_normal_tensors(model))
         stack.enter_context(_evaluating(model.diffusion_model))
         stack.enter_context(frozen_layers(model))
+        stack.enter_context(_nothing_written_out(model.diffusion_model))
         stack.enter_context(_nothing_kept(model.diffusion_model))
         # What switches checkpointing on comes later; it ends with the session.
         stack.callback(keep_activations, list(model.modules()))
@@ -95,11 +98,11 @@ def _saved_weights_kept() -> Iterator[None]:
     The next layer's weights go there, also outside of torch, so that no version counter tells. Linear layers and
     convolutions save none.
     """
-    cast = comfy.ops.cast_bias_weight
+    own = comfy.ops.cast_bias_weight
 
-    @functools.wraps(cast)
+    @functools.wraps(own)
     def casting(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        weight, bias, *rest = cast(layer, *args, **kwargs)
+        weight, bias, *rest = own(layer, *args, **kwargs)
         if torch.is_grad_enabled() and not isinstance(layer, (FrozenLayer, nn.Embedding)):
             weight, bias = _kept(weight, layer.weight), _kept(bias, layer.bias)
         return (weight, bias, *rest)
@@ -108,14 +111,14 @@ def _saved_weights_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        comfy.ops.cast_bias_weight = cast
+        comfy.ops.cast_bias_weight = own
 
 
-def _kept(cast: Tensor | None, own: Tensor | None) -> Tensor | None:
+def _kept(given: Tensor | None, weight: Tensor | None) -> Tensor | None:
     """Copy a weight that lies elsewhere than the layer's own."""
-    if cast is None or own is None or type(cast) not in (Tensor, nn.Parameter) or cast.data_ptr() == own.data_ptr():
-        return cast
-    return cast.clone()
+    if given is None or weight is None or type(given) not in (Tensor, nn.Parameter):
+        return given
+    return given if given.data_ptr() == weight.data_ptr() else given.clone()
 
 
 @contextmanager
@@ -254,6 +257,47 @@ def _clears(kind: type) -> tuple[str, ...]:
 
 
 # --- operators and attention ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _nothing_written_out(model: nn.Module) -> Iterator[None]:
+    """Run modules that pass `out` to operators without it; autograd has no formula for those.
+
+    A module that reads `out` and not what is returned predicts something else then, which the trial notices.
+    """
+    own = {module: type(module) for module in model.modules() if _passes_out(type(module))}
+    for module, kind in own.items():  # a class, as for frozen layers: recomputed blocks run it again
+        module.__class__ = type(kind.__name__, (_WithoutOut, kind), {})
+    try:
+        yield
+    finally:
+        for module, kind in own.items():
+            module.__class__ = kind
+
+
+class _WithoutOut(nn.Module):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with _LeaveOut():
+            return super().forward(*args, **kwargs)
+
+
+class _LeaveOut(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given = dict(kwargs or {})
+        if "out" in given and torch.is_grad_enabled():
+            del given["out"]
+        return func(*args, **given)
+
+
+@functools.cache
+def _passes_out(kind: type) -> bool:
+    """Tell whether the source of a class of modules passes `out` to an operator."""
+    if kind.__module__.startswith("torch."):
+        return False
+    try:
+        return OUT.search(inspect.getsource(kind)) is not None
+    except (OSError, TypeError):  # made without a file
+        return False
 
 
 def _attention(_: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
