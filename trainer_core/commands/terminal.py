@@ -49,18 +49,22 @@ class Screen:
                 self.tell(event, said, **values)
         elif milestone or time.monotonic() - self._changed >= INTERVAL:
             self._changed = time.monotonic()
-            width = shutil.get_terminal_size().columns - 1
-            self._write(self._cleared() + printable(said)[:width])
+            self._write(self._cleared() + printable(said)[: _width()])
             self._shown = True
 
     def _cleared(self) -> str:
-        cleared, self._shown = "\r\x1b[K" if self._shown else "", False
+        # Spaces, as Windows' older consoles print escape codes as text.
+        cleared, self._shown = f"\r{' ' * _width()}\r" if self._shown else "", False
         return cleared
 
     def _write(self, text: str) -> None:
         if not self.silent:
             self._stream.write(text)
             self._stream.flush()
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns - 1
 
 
 class TerminalProgress:
