@@ -164,7 +164,7 @@ def embed(vision: Any, pictures: Sequence[Tensor]) -> Tensor:
 
 def has_text_side(vision: Any) -> bool:
     """Tell whether a vision model projects pictures to where a text encoder projects prompts: CLIP does."""
-    return isinstance(getattr(vision.model, "visual_projection", None), torch.nn.Module)
+    return hasattr(getattr(vision.model, "visual_projection", None), "weight")  # of other models it is the identity
 
 
 def embed_prompts(clip: Any, prompts: Sequence[str]) -> Tensor:

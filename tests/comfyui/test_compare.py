@@ -309,7 +309,7 @@ def test_likeness_to_prompts_needs_the_projection_of_clip(comfy_modules: ModuleT
     assert "left out" not in comparison.describe(cells, [column], scores, None)
     torch.testing.assert_close(comparing.embed(siglip, [cells[0].picture]), torch.full((1, 2), 0.5**0.5))
     clip = SimpleNamespace(
-        model=SimpleNamespace(visual_projection=torch.nn.Identity()), encode_image=siglip.encode_image
+        model=SimpleNamespace(visual_projection=torch.nn.Linear(1, 1)), encode_image=siglip.encode_image
     )
     encoder = SimpleNamespace(return_projected_pooled=False)
     text = SimpleNamespace(cond_stage_model=SimpleNamespace(clip="clip_l", clip_l=encoder))
