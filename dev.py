@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -506,8 +507,15 @@ def test(options: argparse.Namespace) -> int:
 def bench(options: argparse.Namespace) -> int:
     """Run the benchmarks; arguments go to bench/run.py.
 
-    With --gpu and ATELIER_PYTHON nothing is installed or downloaded: such a machine may have no network.
+    With --gpu and ATELIER_PYTHON nothing is installed or downloaded: such a machine may have no network. Nor is it with
+    --share, which measures on the ComfyUI around the pack, by the Python that runs this.
     """
+    if "--share" in options.rest:
+        if not importlib.util.find_spec("torch") and not os.environ.get("ATELIER_PYTHON"):
+            raise SetupError("--share needs ComfyUI's own Python; run this by it, as README says for Windows")
+        os.environ.setdefault("ATELIER_PYTHON", sys.executable)
+        if ROOT.parent.name == "custom_nodes":
+            os.environ.setdefault("COMFYUI_PATH", str(ROOT.parents[1]))
     bare = "--gpu" in options.rest and os.environ.get("ATELIER_PYTHON")
     return run([venv_python(), ROOT / "bench" / "run.py", *options.rest], environment() if bare else set_up(dev=True))
 

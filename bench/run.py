@@ -27,6 +27,7 @@ from lora_atelier.bench import (
     learning,
     ranks,
     saves,
+    share,
     slider,
     start,
     tools,
@@ -69,14 +70,17 @@ def main() -> int:
     )
     parser.add_argument("--results", type=Path, help="file of the measurements (default in .cache/bench)")
     parser.add_argument(
-        "--render", type=Path, metavar="RESULTS", help="write the page from such a file of --gpu instead"
+        "--share", action="store_true", help="with --gpu: half an hour, and one file without a path to show to others"
+    )
+    parser.add_argument(
+        "--render", type=Path, nargs="+", metavar="RESULTS", help="write the page from such files of --gpu instead"
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes that measure are ended, too
     command = " ".join(["python3 dev.py bench", *sys.argv[1:]])
     try:
         if options.render:
-            return write_gpu_page(json.loads(options.render.read_text(encoding="utf-8")))
+            return write_gpu_page([share.read(path) for path in options.render])
         if options.estimates:
             return run_estimates(command)
         if options.gpu and not (options.data or options.saves):
@@ -108,8 +112,8 @@ def main() -> int:
         if options.full_size:
             return run_full_size(options, command)
         return run_cpu(options, command)
-    except PartFailed as problem:
-        sys.exit(str(problem))
+    except (OSError, PartFailed, ValueError) as problem:
+        sys.exit(f"bench: {problem}" if not isinstance(problem, PartFailed) else str(problem))
 
 
 def run_estimates(command: str) -> int:
@@ -144,15 +148,25 @@ def run_gpu(options: argparse.Namespace, command: str) -> int:
     """Run the GPU suite (in a dry run at toy sizes on the CPU) and write its block."""
     if not options.dry and not has_cuda():
         sys.exit("bench: torch finds no CUDA device here; --gpu --dry runs the suite at toy sizes on the CPU.")
-    results = Results(options.results or CACHE / f"gpu{dried(options)}.json", Child, command, resume=options.resume)
+    path = options.results or CACHE / f"gpu{dried(options)}.json"
+    results = Results(path, Child, command, resume=options.resume or options.share)
     group = chosen(GPU_DRY if options.dry else GPU, options.model)
-    results.measure(gpu_parts(group, options.rounds or 1, results), share_process=True, seconds=60 * options.minutes)
+    minutes = min(options.minutes, share.MINUTES) if options.share else options.minutes
+    results.measure(gpu_parts(group, options.rounds or 1, results), share_process=True, seconds=60 * minutes)
     print(f"\n{gpu_report.render(results.data, suite(results.data))}", flush=True)
     if waiting := results.waiting():
         print(f"bench: {waiting} parts wait for another call; run the same command again with --resume.", flush=True)
-    if not options.dry:
-        write_gpu_page(results.data)
+    if options.share:
+        file = share.write(results.data, device_of(results.data), Path.cwd())
+        print(f"bench: {file.name} lies here. It holds no path and no name; attach it to an issue.", flush=True)
+    elif not options.dry:
+        write_gpu_page([results.data])
     return 1 if results.failed else 0
+
+
+def device_of(data: dict[str, Any]) -> str:
+    """Find the name of the card of measurements."""
+    return suite(data).get("device", {}).get("machine", {}).get("device", "unknown")
 
 
 def dried(options: argparse.Namespace) -> str:
@@ -160,11 +174,13 @@ def dried(options: argparse.Namespace) -> str:
     return "-dry" if options.dry else ""
 
 
-def write_gpu_page(data: dict[str, Any]) -> int:
-    """Write the GPU suite's block from a result file, perhaps of a machine without git."""
-    if data["commit"] == "unknown" and data["sources"] == sources_digest():
-        data["commit"] = commit()
-    write_block(PAGE, "gpu", gpu_report.render(data, suite(data)))
+def write_gpu_page(files: Sequence[dict[str, Any]]) -> int:
+    """Write the GPU suite's block from result files, a part for each card, perhaps of machines without git."""
+    for data in files:
+        if data["commit"] == "unknown" and data["sources"] == sources_digest():
+            data["commit"] = commit()
+    texts = [gpu_report.render(data, suite(data)) for data in sorted(files, key=device_of)]
+    write_block(PAGE, "gpu", "\n".join(texts))
     return 0
 
 

@@ -36,7 +36,9 @@ from lora_atelier.bench import (
     parts,
     report,
     results,
+    run,
     saves,
+    share,
     slider,
     stock,
     tools,
@@ -308,6 +310,57 @@ def here(measure):
             pass
 
     return Here
+
+
+def test_a_file_to_show_has_no_path_and_no_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(share.platform, "node", lambda: "annas-tower")
+    monkeypatch.setattr(share.getpass, "getuser", lambda: "anna.b")
+    machine = {"device": "NVIDIA GeForce RTX 4090", "torch": "2.11.0+cu130", "python": "3.13.1"}
+    paths = (
+        r"C:\Users\anna.b\ComfyUI",
+        "/home/anna.b/x y/z.json",
+        r"\\nas\models\a.safetensors",
+        r"D:\a",
+        "/mnt/big/x.py",
+    )
+    reason = "it failed (" + "; ".join(f"no file '{path}' on annas-tower of anna.b" for path in paths) + ")"
+    data = {
+        **{
+            "sources": "ab12",
+            "date": "2026-11-27",
+            "commit": "unknown",
+            "command": "python3 dev.py bench --results /home/anna.b",
+        },
+        "parts": {results.key(parts.device(cases.GPU)): {"machine": machine, "megabytes": 24000, "measured": 1.6e14}},
+        "left_out": {results.key({"what": "race"}): reason},
+    }
+    path = share.write(data, machine["device"], tmp_path)
+    text = path.read_text(encoding="utf-8")
+    assert path.name == "lora-atelier-nvidia-geforce-rtx-4090-2026-11-27.json"
+    for name in ("anna", "tower", "Users", "home", "nas", "models", "mnt", "D:"):
+        assert name not in text, name
+    kept = share.read(path)
+    assert kept["parts"] == data["parts"] and kept["command"] == share.COMMAND and kept["date"] == data["date"]
+
+
+def test_several_cards_are_one_page(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    monkeypatch.setattr(run, "PAGE", page)
+    files = []
+    for number, name in enumerate(("NVIDIA L4", "NVIDIA A100")):
+        machine = {"device": name, "torch": "2", "python": "3"}
+        device = {results.key(parts.device(cases.GPU)): {"machine": machine, "megabytes": 24000, "measured": 1e14}}
+        data = {"sources": "x", "date": "2026-11-27", "commit": "abc", "command": "", "parts": device, "left_out": {}}
+        files.append(tmp_path / f"{number}.json")
+        files[-1].write_text(json.dumps(data), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["bench", "--render", *map(str, files)])
+    assert run.main() == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.index("### One card: NVIDIA A100") < text.index("### One card: NVIDIA L4")
+    for wrong in ("{", "[]", "{}"):
+        files[0].write_text(wrong, encoding="utf-8")
+        with pytest.raises(SystemExit, match=r"^bench: 0\.json is no file of `python3 dev\.py bench --gpu --share`"):
+            run.main()
 
 
 @pytest.mark.thorough

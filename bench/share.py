@@ -1,0 +1,50 @@
+"""One file of the GPU suite that its owner may show: without a path, a name of the machine or of its person."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+COMMAND = "python3 dev.py bench --gpu --share"
+MINUTES = 30.0
+PARTS = ("sources", "date", "commit", "command", "parts", "left_out")  # of a file
+# An absolute path, of any system; in an error's text it goes on to the next quote, or to a word's end.
+PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/]+[\w.@~+-]+){2,}[\\/]?|\b[A-Za-z]:[\\/][^\s\"']*|\\\\[^\s\"']+")
+
+
+def write(data: dict[str, Any], device: str, folder: Path) -> Path:
+    """Write measurements into a folder, under a name that says the device; return the file."""
+    name = re.sub(r"\W+", "-", device.lower()).strip("-")
+    path = folder / f"lora-atelier-{name}-{data['date']}.json"
+    path.write_text(json.dumps(without_names({**data, "command": COMMAND}), indent=1), encoding="utf-8")
+    return path
+
+
+def without_names(value: Any) -> Any:
+    """Leave out of all texts paths, and the names of the machine and of whoever uses it."""
+    if isinstance(value, dict):
+        return {key: without_names(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [without_names(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    text = PATH.sub("(a path)", value)
+    for name in (platform.node(), getpass.getuser()):
+        if len(name) > 3:  # a shorter one may be part of a word that means something
+            text = re.sub(rf"\b{re.escape(name)}\b", "(a name)", text)
+    return text
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a file of measurements; ValueError for another one."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{path.name} is no file of `{COMMAND}`: {problem}") from problem
+    if not isinstance(data, dict) or not all(part in data for part in PARTS):
+        raise ValueError(f"{path.name} is no file of `{COMMAND}`: it lacks one of {', '.join(PARTS)}")
+    return data
