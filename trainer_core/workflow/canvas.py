@@ -1,7 +1,7 @@
 """From a workflow as the editor saves it to a prompt, as ComfyUI's HTTP API takes it, without a server.
 
-Values stand in a node's `widgets_values` by the order of its widgets, which its form holds. Subgraphs are opened, muted
-nodes left out, bypassed ones passed through.
+Values stand in a node's `widgets_values` by the order of its widgets, which its form holds, or by name. Subgraphs are
+opened, muted nodes left out, bypassed ones passed through.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _Node:
     def widget_value(self, name: str) -> _Value | None:
         """Find the value of a widget that a subgraph shows; None if the widget inside it holds it."""
         shown = [each["name"] for each in self.inputs if each.get("widget")]
-        values = self.about.get("widgets_values")
+        values = _named(self.about) or self.about.get("widgets_values")
         if isinstance(values, dict):
             return _Value(values[name]) if name in values else None
         if name in shown and shown.index(name) < len(values or []):
@@ -273,6 +273,8 @@ def _entry(node: _Node, known: Mapping[str, Form]) -> dict[str, Any]:
     inputs: dict[str, Any] = dict(values) if isinstance(values, dict) else {}
     if node.kind in CONSTANTS:
         inputs = {"value": values[0]}
+    elif form and (named := _named(node.about)):
+        inputs = dict(named_values(form.inputs, named))
     elif form and isinstance(values, list):
         inputs = dict(widget_values(form.inputs, deque(values)))
     elif not form:
@@ -286,6 +288,22 @@ def _entry(node: _Node, known: Mapping[str, Form]) -> dict[str, Any]:
             inputs[each["name"]] = list(found) if isinstance(found, _Link) else found.value
     title = node.about.get("title") or (form.title if form else node.kind)
     return {"class_type": node.kind, "inputs": inputs, "_meta": {"title": title}}
+
+
+def _named(about: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Find the values of a node's widgets by name, which frontends since 1.58 save beside the list; None without."""
+    named = about.get("widgets_values_named")
+    return named if isinstance(named, dict) and named else None
+
+
+def named_values(rows: tuple[Row, ...], named: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Take the values of a node's widgets by name, in whatever order they stood when the file was saved."""
+    for each in rows:
+        if each.widget:
+            value = named.get(prefix + each.input, each.shown)
+            yield prefix + each.input, value
+            inner = each.options.get(value, ()) if isinstance(value, str) else ()
+            yield from named_values(inner, named, f"{prefix}{each.input}.")
 
 
 def widget_values(rows: tuple[Row, ...], values: deque[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -97,6 +97,18 @@ def test_values_by_name_and_lists_pass_through() -> None:
     assert convert(node(1, "Optimizer", {"lr": 2, "sizes": [1, 2]}))["1"] == {"lr": 2, "sizes": {"__value__": [1, 2]}}
 
 
+def test_values_by_name_beside_the_list_win_over_its_order() -> None:
+    """As frontends since 1.58 save them: widgets that were moved, added or renamed since do not shift the others."""
+    named = {"lr": 1e-4, "opt": "prodigy", "opt.safe": False, "opt.d_coef": 2.0, "sizes": [1, 2], "a button": None}
+    found = convert(node(1, "Optimizer", [9, 9, 9], widgets_values_named=named))["1"]
+    sizes = {"__value__": [1, 2]}
+    assert found == {"opt": "prodigy", "opt.d_coef": 2.0, "opt.safe": False, "lr": 1e-4, "sizes": sizes}
+    sampler = node(7, "Sampler", [42, "fixed", 20, "y", "x"], widgets_values_named={"seed": 5, "steps": 3, "mode": "x"})
+    assert convert(sampler)["7"] == {"seed": 5, "steps": 3, "mode": "x", "note": ""}  # the default of what it lacks
+    for odd in (None, [], {}, "x", 3):
+        assert convert(node(1, "Optimizer", ["adamw", 1, 2, "3"], widgets_values_named=odd))["1"]["lr"] == 2
+
+
 def test_titles_are_kept_for_people() -> None:
     workflow = {"nodes": [node(1, "Loader", ["a.safetensors"]), node(2, "Loader", ["a.safetensors"], title="Base")]}
     prompt = to_prompt(workflow, SCHEMAS)
