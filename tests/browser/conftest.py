@@ -72,10 +72,11 @@ ALONE = """id => {
 
 # The renderer that a newcomer of each frontend sees; the other two pairs are for --thorough, beyond first sight.
 STARTS_WITH = {"comfyui": "litegraph", "newest": "vue"}
-# Tests that kill the server, and the frontend that they have in every run: what it answers then is the same to both.
+# Tests whose answer is the server's, the same to both, and the frontend that they have in every run.
 ONCE = {
     "test_a_subgraph_shows_its_run_outside_also_after_comfyui_was_killed": "newest",
     "test_what_a_restart_cut_off_is_offered_until_it_is_answered": "comfyui",
+    "test_of_several_datasets_the_one_whose_folder_is_named_is_meant": "newest",
 }
 # Tests of values alone: the renderer that draws them is the quicker one, on both frontends.
 OF_VALUES = (

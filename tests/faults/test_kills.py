@@ -17,7 +17,7 @@ import sessions
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes that are killed here are forked: Unix only")
 
-KILLS, THOROUGH = 24, 46  # at moments that are counted
+KILLS, THOROUGH = 20, 46  # at moments that are counted
 UNCOUNTED = 4  # at times that nobody counts
 HOURS = 3600.0
 

@@ -23,7 +23,10 @@ def test_the_core_is_usable_from_python_in_ten_lines(pictures, comfyui, tmp_path
     shutil.copytree(comfyui / "comfy" / "sd1_tokenizer", tmp_path / "ComfyUI" / "comfy" / "sd1_tokenizer")
     (tmp_path / "train.py").write_text(code, encoding="utf-8")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-I", "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    # An isolated Python does not read from the environment where compiled modules are kept.
+    kept = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
+    command = [sys.executable, "-I", *kept, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("my_lora.safetensors ")
     assert (tmp_path / "my_lora.safetensors").is_file() and len(list((tmp_path / "runs").glob("[!.]*"))) == 1
