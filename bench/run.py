@@ -157,8 +157,8 @@ def run_gpu(options: argparse.Namespace, command: str) -> int:
     if waiting := results.waiting():
         print(f"bench: {waiting} parts wait for another call; run the same command again with --resume.", flush=True)
     if options.share:
-        file = share.write(results.data, device_of(results.data), Path.cwd())
-        print(f"bench: {file.name} lies here. It holds no path and no name; attach it to an issue.", flush=True)
+        file = share.write(results.data, device_of(results.data), ROOT)
+        print(f"bench: attach {file.name} of the pack's folder to an issue. It holds no path and no name.", flush=True)
     elif not options.dry:
         write_gpu_page([results.data])
     return 1 if results.failed else 0
