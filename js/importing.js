@@ -8,7 +8,8 @@ import { t } from "./words.js";
 
 const KINDS = [".toml", ".yaml", ".yml", ".json", ".sh", ".bat", ".cmd", ".ps1", ".env", ".txt"];
 const LARGEST = 2 ** 20; // bytes of a file
-const READABLE = 0.6, MARGIN = 150; // the scale at which the classic renderer draws words; pixels left and above
+const READABLE = 0.6; // the scale at which the classic renderer draws words
+const LEFT = 120, ABOVE = 190; // units around a graph: the editor's menus stand there, as over the templates
 
 /** @param {File} file */
 const isSettings = ({ name, size }) => size <= LARGEST && KINDS.some((kind) => name.toLowerCase().endsWith(kind));
@@ -38,16 +39,21 @@ async function bring(files) {
   const sent = await Promise.all(files.map(async (file) => ({ name: file.name, content: await encoded(file) })));
   const answer = await ask("/atelier/import", { files: sent });
   if (answer.error) return toast(answer);
-  await app.loadGraphData(answer.workflow, true, true, answer.name);
-  await app.extensionManager.command.execute("Comfy.Canvas.FitView");
-  const { ds } = app.canvas;
-  if (ds.scale < READABLE) { // then from its upper left corner, where the note stands
-    const [x, y] = [0, 1].map((axis) => Math.min(...(app.graph?.nodes ?? []).map(({ pos }) => pos[axis])));
-    ds.scale = READABLE;
-    ds.offset = [MARGIN - x, MARGIN - y];
-    app.canvas.setDirty(true, true);
-  }
+  const view = viewOf(answer.workflow.nodes);
+  // In the file, as the editor fits one without a view to the window by and by, and makes a large one illegible.
+  await app.loadGraphData({ ...answer.workflow, extra: { ...answer.workflow.extra, ds: view } }, true, true, answer.name);
+  Object.assign(app.canvas.ds, view); // where a setting keeps the editor from the view of a file
+  app.canvas.setDirty(true, true);
   refuse(answer.open);
+}
+
+// All of a graph, or of a large one what is readable from its upper left corner on, where the note stands.
+/** @param {{ pos: number[], size: number[] }[]} nodes */
+function viewOf(nodes) {
+  const [left, top] = [0, 1].map((axis) => Math.min(...nodes.map(({ pos }) => pos[axis])));
+  const sides = [0, 1].map((axis) => Math.max(...nodes.map(({ pos, size }) => pos[axis] + size[axis])));
+  const fits = Math.min(innerWidth / (sides[0] - left + 2 * LEFT), innerHeight / (sides[1] - top + 2 * ABOVE));
+  return { scale: Math.max(READABLE, Math.min(1, fits)), offset: [LEFT - left, ABOVE - top] };
 }
 
 function choose() {

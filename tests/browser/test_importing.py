@@ -13,6 +13,10 @@ DROP = """([name, text]) => {
 UNCOVERED = "() => !document.querySelector('.p-blockui-mask')"
 KINDS = "() => window.app.graph.nodes.map(node => node.comfyClass ?? node.type).sort()"
 NOTE = "() => window.app.graph.nodes.find(node => node.type === 'MarkdownNote')?.widgets[0].value"
+VIEW = """() => {
+    const { canvas, graph } = window.app, note = graph.nodes.find(node => node.type === 'MarkdownNote');
+    return [canvas.ds.scale, ...[0, 1].map(axis => (note.pos[axis] + canvas.ds.offset[axis]) * canvas.ds.scale)];
+}"""
 TOML = """
 [training]
 network_dim = 16
@@ -36,6 +40,20 @@ def test_a_dropped_file_becomes_a_graph_with_a_report(editor) -> None:
     note = editor.run(NOTE)
     assert "odd_setting = 3" in note and "steps of Train LoRA: 500" in note
     editor.screenshot(f"imported-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+
+
+def test_a_large_graph_opens_readable_and_stays_so(editor) -> None:
+    page = editor.page
+    many = "\n".join(f"odd_setting_{number} = {number}" for number in range(60))
+    editor.run(
+        DROP, ["many.toml", f"{TOML}{many}\nmin_snr_gamma = 5\nsample_prompts = 'a.txt'\nsave_every_n_steps = 50\n"]
+    )
+    page.wait_for_function("() => window.app.graph.nodes.some(node => node.comfyClass === 'AtelierTrain')")
+    page.wait_for_function(UNCOVERED)
+    editor.settle()
+    page.wait_for_timeout(1500)  # the editor moves its view by and by, where it does
+    scale, left, top = editor.run(VIEW)
+    assert 0.6 <= scale <= 1 and 0 < left < 400 and 0 < top < 400
 
 
 def test_a_file_that_cannot_be_read_is_named_in_a_sentence(editor) -> None:

@@ -38,7 +38,7 @@ from .settings import (
 
 WIDTH, GAP, ROW, TITLE = 380, 60, 26, 60  # pixels of a node on the canvas
 COLLAPSED = 50  # pixels from one collapsed node to the next
-BELOW = 90  # pixels from a node to the next: it grows by a sentence where its folder or file is not found
+BELOW = 120  # pixels from a node to the next: it grows by a sentence where its folder or file is not found
 NOTE_HIGHEST = 900  # pixels
 DARK = {"color": "#2f3440", "bgcolor": "#1b1e25"}  # of notes: their text stays legible in both renderers
 
