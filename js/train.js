@@ -191,6 +191,13 @@ class View {
 
   /** @param {HTMLElement} inner */
   #listen(inner) {
+    const onSerialize = this.#node.onSerialize;
+    // A file keeps the node as somebody made it: what it shows of a run finds its room again where it is opened.
+    this.#node.onSerialize = (file) => {
+      onSerialize?.call(this.#node, file);
+      const [width, height] = this.#node.size;
+      if (this.#tall && height === this.#grown) file.size = [width, this.#tall];
+    };
     const onRemoved = this.#node.onRemoved;
     this.#node.onRemoved = (...rest) => {
       this.remove();

@@ -48,7 +48,7 @@ interface GraphNode {
   connect(slot: number, target: GraphNode, targetSlot: number): void;
   onExecuted?(output: any, ...rest: unknown[]): void;
   onRemoved?(...rest: unknown[]): void;
-  onSerialize?(data: { widgets_values?: unknown[] }): void;
+  onSerialize?(data: { size: number[]; widgets_values?: unknown[] }): void;
   onDragOver?(event: DragEvent): boolean;
   onDragDrop?(event: DragEvent): boolean;
 }

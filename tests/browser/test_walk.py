@@ -23,6 +23,7 @@ VALUE = """([name, value]) => {
     widget.value = value;
     widget.callback?.(value);
 }"""
+SIZES = "() => Object.fromEntries(window.app.graph.serialize().nodes.map(({ id, size }) => [id, size.map(Math.round)]))"
 READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
 TAB = "() => window.app.extensionManager.command.execute('Workspace.ToggleSidebarTab.atelier-runs')"
 # In place of the template's, which take a minute; more where pictures to show are taken.
@@ -63,6 +64,7 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     page.wait_for_function("() => window.app.graph.nodes.some(node => node.subgraph)")
     dialog.wait_for(state="hidden")
     seen("1-opened")
+    sizes = editor.run(SIZES)
 
     # Run.
     editor.run(VALUE, ["steps", STEPS])
@@ -92,7 +94,8 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     status.get_by_text(f"Finished after {STEPS} steps").first.wait_for()
     seen("5-mended")
 
-    # Reload: the page stands as it did.
+    # Reload: the page stands as it did, and a file keeps no room for what the nodes show of this run.
+    assert editor.run(SIZES) == sizes
     workflow = editor.run("() => window.app.graph.serialize()")
     page.goto(server.url, wait_until="domcontentloaded")
     page.wait_for_function(READY)
@@ -101,14 +104,21 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     status.get_by_text(f"Finished after {STEPS} steps").first.wait_for()
     seen("6-reloaded")
 
+    # A failure then: what the node shows is as large as what it says, as before.
+    (server.base / "input" / "my_pictures" / "half.png").write_bytes(b"\x89PNG\r\n")
+    run()
+    status.get_by_text("half.png").first.wait_for()
+    seen("7-failed-after-reload")
+    (server.base / "input" / "my_pictures" / "half.png").unlink()
+
     # The run is in the list, and its LoRA can be taken.
     editor.run(TAB)
     tab = page.locator(".atelier-runs")
     tab.get_by_role("listitem").filter(has_text=f"{name} of mine").get_by_role("button").click()
     tab.get_by_role("heading", name=f"{name} of mine").wait_for()
     editor.settle()
-    editor.screenshot(f"walk-7-runs-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+    editor.screenshot(f"walk-8-runs-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     if now := faint(page, ".atelier-runs *"):
-        found["7-runs"] = now
+        found["8-runs"] = now
     editor.run(TAB)
     assert found == {}, json.dumps(found, indent=1)
