@@ -69,11 +69,20 @@ def results(prompt: dict, result: Result) -> list[str]:
     return lines
 
 
+def forgotten(queue: Path, before: set[Path], patience: float = 5.0) -> None:
+    """Wait until the server has seen that the prompt left its queue, or it would be offered again when it starts."""
+    until = time.monotonic() + patience
+    while {*queue.glob("*.json")} - before and time.monotonic() < until:
+        time.sleep(0.05)
+
+
 def main() -> int:
     """Serve, queue the workflow, report."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic()
     print("Starting ComfyUI ...", flush=True)
+    queue = BASE / "user" / "__atelier" / "queue"
+    before = {*queue.glob("*.json")}
     with ComfyServer(comfyui_folder(), BASE, cpu="--cpu" in sys.argv) as server:
         client = ComfyClient(server.url)
         workflow = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
@@ -81,6 +90,7 @@ def main() -> int:
         line = ProgressLine(prompt)
         result = client.queue(prompt, on_event=line)
         line.close()
+        forgotten(queue, before)
     if not result.ok:
         print(f"The demo failed: {result.error or result.status}", file=sys.stderr)
         return 1

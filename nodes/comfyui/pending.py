@@ -27,7 +27,7 @@ from ...trainer_core.common.files import written_whole
 from ...trainer_core.common.json_files import read_json
 from . import session
 
-INTERVAL = 1.0  # seconds between two looks at the queue, while there is a prompt that trains
+INTERVAL = 0.2  # seconds between two looks at the queue, while there is a prompt that trains
 MOST, LARGEST = 100, 2**20  # prompts that are remembered; bytes of one with its workflow
 EVENT = "atelier.pending"  # tells pages that another one has answered
 TRAIN = "AtelierTrain"
