@@ -105,5 +105,5 @@ def _carried(values: Mapping[str, Any], section: str = "") -> Iterator[str]:
         elif isinstance(value, list) and all(isinstance(each, Mapping) for each in value) and value:
             for each in value:
                 yield from _carried(each, inner or section)
-        elif section in SECTIONS and name in SECTIONS[section].__dataclass_fields__:
+        elif value != "" and section in SECTIONS and name in SECTIONS[section].__dataclass_fields__:
             yield f"{setting(f'{section}.{name}')}: {value}"
