@@ -19,6 +19,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 ROOM = (1560, 850)  # width and height of a workflow in the editor's units
+SCREEN, CLEAR = (1280, 720), (75, 115)  # pixels: of a small screen, and of the editor's menus left and above
+READABLE, LARGEST = 0.62, 0.85  # the scales at which files open; a run makes its node taller
 TINY = "atelier-tiny.safetensors"
 HUB = "https://huggingface.co"
 NOTE = "MarkdownNote"
@@ -133,6 +135,13 @@ class Graph:
         links = self.links()
         return [written(node, links, order) for order, node in enumerate(self.nodes)]
 
+    def view(self) -> dict[str, Any]:
+        """Return the view at which the file opens, clear of the editor's menus: all of it, or what is readable."""
+        right, bottom = (max(node.at[axis] + node.size[axis] for node in self.nodes) for axis in (0, 1))
+        room = (SCREEN[0] - 2 * CLEAR[0]) / right, (SCREEN[1] - CLEAR[1] - CLEAR[0]) / bottom
+        scale = round(max(READABLE, min(LARGEST, *room)), 2)
+        return {"scale": scale, "offset": [round(CLEAR[0] / scale), round(CLEAR[1] / scale)]}
+
     def workflow(self, **extra: Any) -> dict[str, Any]:
         """Return the whole workflow as the editor saves it, without an id: each copy gets one of its own."""
         links = self.links()
@@ -144,7 +153,7 @@ class Graph:
             "links": [[n, a.id, out, b.id, into, kind] for n, a, out, b, into, kind in links],
             "groups": [],
             "config": {},
-            "extra": {"ds": {"scale": 0.62, "offset": [120, 190]}} | extra,
+            "extra": {"ds": self.view()} | extra,
             "version": 0.4,
         }
         return found | ({"definitions": {"subgraphs": self.subgraphs}} if self.subgraphs else {})
