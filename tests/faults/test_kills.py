@@ -53,6 +53,11 @@ class Server:
         """Tell whether the run in a folder has its run.json, under its final name."""
         return any(self.folder.glob(f"{name}/loras/runs/[!.]*/run.json"))
 
+    def saved(self, name: str) -> bool:
+        """Tell whether the run in a folder has a save and is not finished, so that the next session resumes it."""
+        runs = self.folder.glob(f"{name}/loras/runs/[!.]*")
+        return any(any(run.glob("checkpoints/step-*/checkpoint.json")) and not (run / "result.json").exists() for run in runs)
+
     def files(self, name: str) -> list[str]:
         """Return the names of all LoRA files that there are now."""
         return sorted(path.name for path in (self.folder / name / "loras").glob("*.safetensors"))
@@ -130,17 +135,18 @@ def test_runs_that_are_killed_at_any_moment_end_with_the_same_bytes(server, whol
             again = (dice.randrange(len(moments) // 2), "before", signal.SIGKILL)
             server.session(name, kill=again, clock=sessions.CLOCK - back)
         # On another day where the run is there already: nothing of a file is taken from the moment of its writing.
-        later = 30 * HOURS if server.created(name) else 0
+        later, saved = 30 * HOURS if server.created(name) else 0, server.saved(name)
         ended.append(server.session(name, clock=sessions.CLOCK + later))
         found = server.answer(name) if ended[-1] == 0 else {}
         left = unfinished(server.folder / name)
-        resumed += "was interrupted" in found.get("how", "")
-        if not found or found["left"] != whole["left"] or server.files(name) != whole["names"] or left:
+        resumed += saved
+        anew = saved and "was interrupted" not in found.get("how", "")
+        if not found or anew or found["left"] != whole["left"] or server.files(name) != whole["names"] or left:
             wrong.append((number, job, moments[job["kill"][0]] if "kill" in job else "", ended, server.files(name)))
         else:
             shutil.rmtree(server.folder / name)
     assert not wrong, f"{len(wrong)} of {len(kills)}: {wrong}"
-    assert resumed > 5
+    assert resumed  # of the kills that nobody counts it is chance how many come after the first save
 
 
 def test_a_process_that_is_terminated_leaves_what_a_killed_one_does(server, whole):
