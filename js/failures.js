@@ -278,6 +278,10 @@ function sentences(errors) {
       if (type === "required_input_missing") return t("Nothing is linked into {0}; link a node into it.", setting);
       if (type === "value_smaller_than_min" || type === "value_bigger_than_max")
         return t("{0} is {1}; set it to a number from {2} to {3}.", setting, more.received_value, min, max);
+      if (type === "value_not_in_list" && details.endsWith(" not in []"))
+        return t("There is no file for {0} yet; put one into ComfyUI's folder for it and press R.", setting);
+      if (type === "value_not_in_list" && more.received_value === "")
+        return t("{0} is empty; set it to one of its list.", setting);
       if (type === "value_not_in_list")
         return t("{0} is {1}, which is not in its list; set it to one of the list.", setting, more.received_value);
       return `${name ? setting : details}: ${message}.`; // in ComfyUI's words

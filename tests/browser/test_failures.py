@@ -148,6 +148,8 @@ UNLINK = """async () => {
     const { graph } = window.app, train = graph.nodes.find(each => each.comfyClass === "AtelierTrain");
     train.disconnectInput(train.inputs.findIndex(input => input.name === "base_model"));
     train.widgets.find(widget => widget.name === "steps").value = -5;
+    const base = graph.nodes.find(each => each.comfyClass === "AtelierLoadBaseModel");
+    base.widgets.find(widget => widget.name === "checkpoint").value = "";
     await window.app.queuePrompt(0, 1);
 }"""
 
@@ -170,5 +172,7 @@ def test_what_comfyui_refuses_is_told_in_words(editor) -> None:
     status = editor.page.locator(".atelier-status")
     status.filter(has_text="Nothing is linked into base_model of Train LoRA; link a node into it.").wait_for()
     status.filter(has_text=re.compile(r"steps of Train LoRA is -5; set it to a number from \d+ to \d+\.")).wait_for()
+    empty = editor.page.locator(".atelier-failure")
+    empty.filter(has_text="checkpoint of Load Base Model is empty; set it to one of its list.").wait_for()
     editor.settle()
     editor.screenshot(f"refused-in-words-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
