@@ -23,16 +23,30 @@ VALUE = """([name, value]) => {
     widget.value = value;
     widget.callback?.(value);
 }"""
+GET = "name => window.app.graph.nodes.find(each => each.subgraph).widgets.find(each => each.name === name).value"
 SIZES = "() => Object.fromEntries(window.app.graph.serialize().nodes.map(({ id, size }) => [id, size.map(Math.round)]))"
 READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
 TAB = "() => window.app.extensionManager.command.execute('Workspace.ToggleSidebarTab.atelier-runs')"
+# Ways to fail beside the three of which pictures are kept: what somebody sets, and what the node then says.
+WRONG = [
+    ("folder", "empty", r"The folder .*empty is empty; put pictures"),
+    ("folder", "notes.txt", r"notes\.txt is a file; set folder of Concept Dataset to the folder that holds your pictures"),
+    ("checkpoint", "words.safetensors", r"words\.safetensors is not a whole safetensors file \(8 bytes\); get it again"),
+    ("steps", -5, r"steps of Train LoRA is -5; set it to a number from 1 to 1000000"),
+    ("name", "../mine", r"The name '\.\./mine' cannot be a file name; use up to 100 letters"),
+]
 # In place of the template's, which take a minute; more where pictures to show are taken.
 STEPS = int(os.environ.get("ATELIER_WALK_STEPS", "8"))
 
 
 @pytest.fixture
 def walker(editor, server: ComfyServer):
-    """Give an editor of a small screen."""
+    """Give an editor of a small screen, and what somebody could take for pictures and a model."""
+    (server.base / "input" / "empty").mkdir(exist_ok=True)
+    (server.base / "input" / "notes.txt").write_text("no folder", encoding="utf-8")
+    model = server.base / "models" / "checkpoints" / "words.safetensors"
+    model.parent.mkdir(parents=True, exist_ok=True)
+    model.write_text("no model", encoding="utf-8")
     size = editor.page.viewport_size
     editor.page.set_viewport_size({"width": 1280, "height": 720})
     editor.settle()
@@ -88,6 +102,15 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     seen("4-failed-again")
     for picture in (server.base / "input" / "my_pictures").glob("*.png"):
         picture.with_suffix(".txt").write_text("a circle", encoding="utf-8")
+    for setting, wrong, words in WRONG:
+        before = editor.run(GET, setting)
+        editor.run(VALUE, [setting, wrong])
+        run()
+        status.get_by_text(re.compile(words)).first.wait_for()
+        editor.settle()
+        if now := faults(editor):
+            found[f"{setting} {wrong}"] = now
+        editor.run(VALUE, [setting, before])
     editor.run(VALUE, ["trigger_word", "mychar"])
     editor.run(VALUE, ["name", f"{name} of mine"])
     run()
