@@ -134,7 +134,7 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     seen("7-failed-after-reload")
     (server.base / "input" / "my_pictures" / "half.png").unlink()
 
-    # The run is in the list, and its LoRA can be taken.
+    # The run is in the list, and its LoRA is taken.
     editor.run(TAB)
     tab = page.locator(".atelier-runs")
     tab.get_by_role("listitem").filter(has_text=f"{name} of mine").get_by_role("button").click()
@@ -143,5 +143,11 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     editor.screenshot(f"walk-8-runs-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     if now := faint(page, ".atelier-runs *"):
         found["8-runs"] = now
+    tab.get_by_role("button", name="Use this LoRA").click()
+    field = page.get_by_role("dialog").get_by_role("textbox")
+    field.fill(f"taken/{name}")
+    field.press("Enter")
+    page.get_by_text(f"Saved in models/loras: {name}.safetensors").first.wait_for()
+    assert (server.base / "models" / "loras" / "taken" / f"{name}.safetensors").is_file()
     editor.run(TAB)
     assert found == {}, json.dumps(found, indent=1)
