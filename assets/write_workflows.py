@@ -403,17 +403,25 @@ SPACE = uuid.UUID("5fab2fc1-bd75-517c-8ba5-b4bab7bb90b5")  # the blueprint's id,
 
 
 def blueprint(
-    graph: Graph, at: tuple[int, int], size: tuple[int, int], base: dict, concept: dict, train: dict, drawn: dict
+    graph: Graph,
+    at: tuple[int, int],
+    size: tuple[int, int],
+    base: dict,
+    concept: dict,
+    train: dict,
+    drawn: dict,
+    sample_every: int = 250,
 ) -> Node:
-    """Add the blueprint: five inputs and the state of the run on its outside, four nodes inside."""
+    """Add the blueprint: five inputs, the state of the run and its samples on its outside, five nodes inside."""
     inside = Graph(graph.forms, first=11)  # apart from those outside: the editor would number them anew
     loaded = inside.add("AtelierLoadBaseModel", (0, 0), (340, 358), **base)
     data = inside.add("AtelierConceptDataset", (0, 440), (340, 290), **concept)
+    saves = inside.add("AtelierSaves", (0, 810), (340, 250), sample_prompts="{caption}", sample_every=sample_every)
     trained = inside.add(
         "AtelierTrain",
         (400, 150),
         (400, 610),
-        linked={"base_model": (loaded, "BASE_MODEL"), "dataset": (data, "DATASET")},
+        linked={"base_model": (loaded, "BASE_MODEL"), "dataset": (data, "DATASET"), "saves": (saves, "SAVES")},
         **train,
     )
     sample = inside.add(
@@ -530,7 +538,7 @@ TOY_TRAIN = {"name": "my_first_lora", "steps": 400, "batch_size": 4}
 
 def start(graph: Graph) -> dict[str, Any]:
     """Write the first template: the blueprint, and the picture that it draws."""
-    node = blueprint(graph, (280, 0), (420, 290), {"checkpoint": TINY}, EXAMPLE, TOY_TRAIN, {"batch_size": 2})
+    node = blueprint(graph, (280, 0), (420, 290), {"checkpoint": TINY}, EXAMPLE, TOY_TRAIN, {"batch_size": 2}, 100)
     graph.add("SaveImage", (740, 0), (380, 380), linked={"images": (node, "IMAGE")}, **{"0": "atelier/my_first_lora"})
     graph.note(  # at the left, where reading starts; there is room below the node for what it tells of the run
         (0, 0),

@@ -82,6 +82,15 @@ def test_run_keys_and_encoded_texts_know_the_prompt_alone(config, tmp_path, cach
     assert describe_in_detail(second.run)["prompts"] == ["an older --prompt", "#2"]
 
 
+def test_a_prompt_that_asks_for_a_caption_draws_that_of_the_first_picture(config, tmp_path, cache):
+    (wanted,) = drawn(config, tmp_path, cache, "thing, number 0 --s 1")
+    (asked,) = drawn(config, tmp_path, cache, "{caption} --s 1")
+    assert torch.equal(asked, wanted)
+    result = run(config.replace(sample=PLAIN.replace(prompts=("{caption} --s 1",))), tmp_path / "anew", cache)
+    assert describe_in_detail(result.run)["prompts"] == ["thing, number 0"]
+    assert "sample.prompts.1" not in json.loads((result.run / "run.json").read_text(encoding="utf-8"))["open"]
+
+
 def test_smaller_pictures_get_black_edges_in_the_batch(config, tmp_path, cache):
     prompts = ("thing --w 64 --h 96", "thing --w 96 --h 64", "thing")
     result = run(config.replace(sample=PLAIN.replace(prompts=prompts)), tmp_path, cache)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from .base import Config
+from .base import LONGEST_TEXT, Config
 from .prompt_lines import PromptLine, parse_line
 from .rows import row
 
 LISTED = 12  # samplers that a message names
+CAPTION = "{caption}"  # in a prompt: a caption of the dataset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +59,8 @@ class SampleConfig(Config):
         "Prompts of the sample pictures, one per line, for the output SAMPLES of Train LoRA. Empty = none. A line "
         "may set its own values, as in sd-scripts: --n negative prompt, --w width, --h height, --s steps, --l CFG "
         "scale, --g distilled guidance, --d seed, --ss sampler, --ci control picture (its full path, or its name in"
-        " the folder of Control Pictures). Lines that begin with # are left out. With an EMA (ema_decay of "
-        "Optimizer) all are drawn with it as well.",
+        " the folder of Control Pictures). {caption} stands for a caption of the dataset. Lines that begin with # are "
+        "left out. With an EMA (ema_decay of Optimizer) all are drawn with it as well.",
         multiline=True,
         label="sample_prompts",
     )
@@ -119,6 +120,13 @@ class SampleConfig(Config):
             parse_line(text, f"prompt {number} of {SampleConfig.named('prompts')}")
             for number, text in enumerate(self.prompts, 1)
         ]
+
+    def with_caption(self, caption: str) -> SampleConfig:
+        """Write a caption where a prompt asks for one; its words that look like switches are left out."""
+        words = " ".join(word for word in caption.split() if not word.startswith("--"))
+        room = [max(0, LONGEST_TEXT - len(text)) // max(1, text.count(CAPTION)) for text in self.prompts]
+        filled = (text.replace(CAPTION, words[:most]) for text, most in zip(self.prompts, room, strict=True))
+        return self.replace(prompts=tuple(filled))
 
     def texts(self) -> set[str]:
         """Collect the texts that are encoded: prompts and negative prompts, without their switches."""

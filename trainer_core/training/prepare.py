@@ -155,6 +155,11 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     return Planned(plan=plan, keys=keys, inputs=inputs, models=models, outline=outline, drawn=drawn)
 
 
+def fill_prompts(job: Job, plan: Plan) -> Job:
+    """Write what is trained into the prompts of samples that ask for it."""
+    return replace(job, config=job.config.replace(sample=job.config.sample.with_caption(plan.usual_prompt())))
+
+
 def check_processes(world: World, planned: Planned) -> None:
     """Raise ValueError if the processes of a run have other settings, pictures or models."""
     inputs = planned.inputs | {"train": json.dumps(planned.plan.train.to_dict())}

@@ -19,6 +19,7 @@ from .prepare import (
     check_processes,
     check_settings,
     describe_shares,
+    fill_prompts,
     fill_settings,
     log_columns,
     plan_run,
@@ -41,15 +42,16 @@ def train_job(job: Job, carry_out: CarryOut) -> Result | None:
     asked = job.config
     try:
         job, outline = fill_settings(replace(job, callbacks=replace(callbacks, note=later.append)))
-        config = job.config
+        left_open = names_left_open(asked.to_dict(), job.config.to_dict())
         check_settings(job)
         sweep(job.places())
         with job.world.leader_first():  # the others find the hashes of its files
             planned = plan_run(job, outline)
         check_processes(job.world, planned)
+        job = fill_prompts(job, planned.plan)
         if not job.world.leads:
             return help_train(job, planned, carry_out)
-        plan, keys = planned.plan, planned.keys
+        config, plan, keys = job.config, planned.plan, planned.keys
         choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, joins(config, plan.steps))
         choice = choose(later.append)
         if sentence := explain_choice(choice, job.runs, keys, name, planned.inputs, config):
@@ -65,7 +67,7 @@ def train_job(job: Job, carry_out: CarryOut) -> Result | None:
     ladder = run_preflight(job, planned, choice.run)
 
     about = {"config": config.to_dict(), "pictures": len(plan.manifest.pictures), "models": planned.models}
-    about |= {"inputs": planned.inputs, "open": names_left_open(asked.to_dict(), config.to_dict())}
+    about |= {"inputs": planned.inputs, "open": left_open}
     about["levels"] = asdict(outline.levels)  # what a timestep_distribution of auto stands for
     working = working_run(job.runs, choose, keys, name, plan.steps, note, **about)
     with working as (choice, folder, checkpoint, origin):

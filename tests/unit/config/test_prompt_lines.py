@@ -226,3 +226,10 @@ def test_what_a_model_does_not_have_is_refused_before_the_run() -> None:
         check_samples(SampleConfig(prompts=("a", "b --g 4")), SD, "Stable Diffusion 1")
     with pytest.raises(ValueError, match="--x in prompt 1"):
         check_samples(SampleConfig(prompts=("a --x",)), SD, "Stable Diffusion 1")
+
+
+def test_a_prompt_may_ask_for_a_caption():
+    config = SampleConfig(prompts=("{caption}", "{caption} at night --d 3", "a cat")).with_caption("a --s 0\nmossling")
+    assert [line.prompt for line in config.lines()] == ["a 0 mossling", "a 0 mossling at night", "a cat"]
+    full = SampleConfig(prompts=("{caption}, {caption} --d 3",)).with_caption("word " * LONGEST_TEXT)
+    assert full.lines()[0].seed == 3
