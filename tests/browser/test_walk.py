@@ -30,8 +30,16 @@ TAB = "() => window.app.extensionManager.command.execute('Workspace.ToggleSideba
 # Ways to fail beside the three of which pictures are kept: what somebody sets, and what the node then says.
 WRONG = [
     ("folder", "empty", r"The folder .*empty is empty; put pictures"),
-    ("folder", "notes.txt", r"notes\.txt is a file; set folder of Concept Dataset to the folder that holds your pictures"),
-    ("checkpoint", "words.safetensors", r"words\.safetensors is not a whole safetensors file \(8 bytes\); get it again"),
+    (
+        "folder",
+        "notes.txt",
+        r"notes\.txt is a file; set folder of Concept Dataset to the folder that holds your pictures",
+    ),
+    (
+        "checkpoint",
+        "words.safetensors",
+        r"words\.safetensors is not a whole safetensors file \(8 bytes\); get it again",
+    ),
     ("steps", -5, r"steps of Train LoRA is -5; set it to a number from 1 to 1000000"),
     ("name", "../mine", r"The name '\.\./mine' cannot be a file name; use up to 100 letters"),
 ]

@@ -56,7 +56,9 @@ class Server:
     def saved(self, name: str) -> bool:
         """Tell whether the run in a folder has a save and is not finished, so that the next session resumes it."""
         runs = self.folder.glob(f"{name}/loras/runs/[!.]*")
-        return any(any(run.glob("checkpoints/step-*/checkpoint.json")) and not (run / "result.json").exists() for run in runs)
+        return any(
+            any(run.glob("checkpoints/step-*/checkpoint.json")) and not (run / "result.json").exists() for run in runs
+        )
 
     def files(self, name: str) -> list[str]:
         """Return the names of all LoRA files that there are now."""

@@ -18,6 +18,7 @@ MUTED, BYPASSED = 2, 4
 INPUTS, OUTPUTS = -10, -20  # ids of a subgraph's own ends
 DEEPEST = 20  # subgraphs in one another
 MOST_NODES = 20_000  # of a workflow, counted in each use of a subgraph
+MOST_STEPS = 500_000  # along links, from node to node; a second of work
 SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize")  # a widget that follows a seed
 NOTES = ("Note", "MarkdownNote")
 SENDERS, GETTERS = ("SetNode", "easy setNode"), ("GetNode", "easy getNode")  # a link by a name
@@ -83,8 +84,8 @@ def prompt_of(document: Any, known: Mapping[str, Form]) -> dict[str, dict[str, A
     if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
         raise ValueError("it is neither a workflow nor a prompt of ComfyUI")
     try:
-        opened = {str(each["id"]): each for each in (document.get("definitions") or {}).get("subgraphs", [])}
-        whole = _Graph("", document, opened, room=iter(range(MOST_NODES)))
+        opened = {str(each["id"]): _Shape(each) for each in (document.get("definitions") or {}).get("subgraphs", [])}
+        whole = _Graph("", _Shape(document), opened, _Budget())
         nodes = list(whole.all_nodes())
         if group := next((node.kind for node in nodes if node.kind.startswith(GROUPS)), None):
             raise ValueError(f"it holds the group node {group[9:]}, an old form; ungroup it in ComfyUI and save again")
@@ -92,7 +93,7 @@ def prompt_of(document: Any, known: Mapping[str, Form]) -> dict[str, dict[str, A
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"it is damaged: {type(error).__name__} {error}") from error
     except RecursionError as error:
-        raise ValueError("its links form a circle") from error
+        raise ValueError("its links form a circle, or a chain too long to follow") from error
 
 
 def _is_entry(value: Any) -> bool:
@@ -114,6 +115,72 @@ class _Link(NamedTuple):
     slot: int
 
 
+class _Budget:
+    """What reading a workflow may cost, whatever a stranger has written into it."""
+
+    def __init__(self) -> None:
+        self._nodes, self._steps = MOST_NODES, MOST_STEPS
+
+    def hold(self, nodes: int) -> None:
+        """Count the nodes of a use of a subgraph."""
+        self._nodes -= nodes
+        if self._nodes < 0:
+            raise ValueError(f"it has more than {MOST_NODES} nodes")
+
+    def step(self) -> None:
+        """Count a step along links."""
+        self._steps -= 1
+        if self._steps < 0:
+            raise ValueError(f"its links take more than {MOST_STEPS} steps to follow")
+
+
+class _Shape:
+    """A workflow or a subgraph as it is written; what follows from that is found once, for all uses."""
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self._about = about
+
+    @property
+    def nodes(self) -> list[Mapping[str, Any]]:
+        """List its nodes."""
+        return self._about["nodes"]
+
+    @functools.cached_property
+    def _links(self) -> list[tuple[Any, tuple[Any, int], tuple[Any, int]]]:
+        return [_ends(each) for each in self._about.get("links") or [] if each]
+
+    @functools.cached_property
+    def starts(self) -> dict[Any, tuple[Any, int]]:
+        """Map each link to the output that it comes from."""
+        return {number: start for number, start, _ in self._links}
+
+    @functools.cached_property
+    def given(self) -> dict[int, tuple[Any, int]]:
+        """Map each output of the subgraph to the output inside that it gives."""
+        return {slot: start for _, start, (node, slot) in self._links if node == OUTPUTS}
+
+    def input(self, slot: int) -> str:
+        """Name an input of the subgraph."""
+        return self._about["inputs"][slot]["name"]
+
+    @functools.cached_property
+    def senders(self) -> dict[str, Any]:
+        """Map each name that something is sent under to the first node that sends it."""
+        found: dict[str, Any] = {}
+        for each in self.nodes:
+            if each["type"] in SENDERS and each.get("mode", 0) != MUTED:
+                found.setdefault(str((each.get("widgets_values") or [""])[0]), each["id"])
+        return found
+
+
+def _ends(link: Any) -> tuple[Any, tuple[Any, int], tuple[Any, int]]:
+    """Read a link: its number, and (node, slot) of where it begins and ends."""
+    if isinstance(link, list):
+        return link[0], (link[1], link[2]), (link[3], link[4])
+    start, end = (link["origin_id"], link["origin_slot"]), (link["target_id"], link["target_slot"])
+    return link["id"], start, end
+
+
 class _Node:
     """A node of a workflow, in its graph."""
 
@@ -130,8 +197,19 @@ class _Node:
     @functools.cached_property
     def inner(self) -> _Graph | None:
         """Open the subgraph that it stands for; None if it is a plain node."""
-        definition = self.graph.opened.get(self.kind)
-        return definition and _Graph(f"{self.id}:", definition, self.graph.opened, self, room=self.graph.room)
+        shape = self.graph.opened.get(self.kind)
+        return shape and _Graph(f"{self.id}:", shape, self.graph.opened, self.graph.budget, self)
+
+    @functools.cached_property
+    def places(self) -> dict[str, int]:
+        """Map the name of each socket to its place."""
+        return {each["name"]: place for place, each in reversed([*enumerate(self.inputs)])}
+
+    @functools.cached_property
+    def shown(self) -> dict[str, int]:
+        """Map each widget that a subgraph shows to the place of its value."""
+        names = [each["name"] for each in self.inputs if each.get("widget")]
+        return {name: place for place, name in reversed([*enumerate(names)])}
 
     def given(self, slot: int) -> _Value | _Link | None:
         """Find what an input gets; None without a link."""
@@ -139,6 +217,7 @@ class _Node:
 
     def output(self, slot: int) -> _Value | _Link | None:
         """Find what an output gives, through bypassed nodes, reroutes and subgraphs; None for nothing."""
+        self.graph.budget.step()
         if self.mode == MUTED:
             return None
         if self.mode == BYPASSED:
@@ -165,13 +244,11 @@ class _Node:
 
     def widget_value(self, name: str) -> _Value | None:
         """Find the value of a widget that a subgraph shows; None if the widget inside it holds it."""
-        shown = [each["name"] for each in self.inputs if each.get("widget")]
-        values = _named(self.about) or self.about.get("widgets_values")
+        values: Any = _named(self.about) or self.about.get("widgets_values") or []
         if isinstance(values, dict):
             return _Value(values[name]) if name in values else None
-        if name in shown and shown.index(name) < len(values or []):
-            return _Value(values[shown.index(name)])  # type: ignore[index]
-        return None
+        place = self.shown.get(name, len(values))
+        return _Value(values[place]) if place < len(values) else None
 
 
 class _Graph:
@@ -180,28 +257,16 @@ class _Graph:
     def __init__(
         self,
         prefix: str,
-        about: Mapping[str, Any],
-        opened: Mapping[str, Any],
+        shape: _Shape,
+        opened: Mapping[str, _Shape],
+        budget: _Budget,
         outside: _Node | None = None,
-        *,
-        room: Iterator[int],
     ) -> None:
         if prefix.count(":") > DEEPEST:
             raise ValueError(f"its subgraphs are nested more than {DEEPEST} levels deep")
-        if len(list(zip(about["nodes"], room, strict=False))) < len(about["nodes"]):
-            raise ValueError(f"it has more than {MOST_NODES} nodes")
-        self.prefix, self.about, self.opened, self.outside, self.room = prefix, about, opened, outside, room
-        self.nodes = {each["id"]: _Node(self, each) for each in about["nodes"]}
-        links = [self._ends(each) for each in about.get("links") or [] if each]
-        self.links = {number: start for number, start, _ in links}
-        self.ends = {end: start for _, start, end in links}
-
-    @staticmethod
-    def _ends(link: Any) -> tuple[Any, tuple[Any, int], tuple[Any, int]]:
-        if isinstance(link, list):
-            return link[0], (link[1], link[2]), (link[3], link[4])
-        start, end = (link["origin_id"], link["origin_slot"]), (link["target_id"], link["target_slot"])
-        return link["id"], start, end
+        budget.hold(len(shape.nodes))
+        self.prefix, self.shape, self.opened, self.budget, self.outside = prefix, shape, opened, budget, outside
+        self.nodes: dict[Any, _Node] = {each["id"]: _Node(self, each) for each in shape.nodes}
 
     def all_nodes(self) -> Iterator[_Node]:
         """Yield the nodes that run, also inside of subgraphs."""
@@ -215,13 +280,13 @@ class _Graph:
 
     def follow(self, link: Any) -> _Value | _Link | None:
         """Find what a link brings."""
-        return self._from(self.links[link]) if link in self.links else None
+        return self._from(self.shape.starts[link]) if link in self.shape.starts else None
 
     def sent(self, name: str) -> _Value | _Link | None:
         """Find what the node that sends under a name gets, here or in a graph around; None where there is none."""
-        for node in self.nodes.values():
-            if node.kind in SENDERS and node.mode != MUTED and (node.about.get("widgets_values") or [""])[0] == name:
-                return node.output(0)
+        self.budget.step()
+        if name in self.shape.senders:
+            return self.nodes[self.shape.senders[name]].output(0)
         return self.outside.graph.sent(name) if self.outside else None
 
     @functools.cached_property
@@ -238,23 +303,25 @@ class _Graph:
     def broadcast(self, node: _Node, name: str, kind: Any) -> _Value | _Link | None:
         """Find what an open input gets from a node that sends everywhere; its own link would go before."""
         for sender, slot in self.everywhere:
+            self.budget.step()
             if sender.inputs[slot].get("type") == kind and _fits(sender, node, name):
                 return sender.given(slot)
         return None
 
     def result(self, slot: int) -> _Value | _Link | None:
         """Find what an output of the subgraph gives."""
-        start = self.ends.get((OUTPUTS, slot))
+        start = self.shape.given.get(slot)
         return None if start is None else self._from(start)
 
     def _from(self, start: tuple[Any, int]) -> _Value | _Link | None:
         origin, slot = start
         if origin != INPUTS:
             return self.nodes[origin].output(slot) if origin in self.nodes else None
-        assert self.outside is not None
-        name = self.about["inputs"][slot]["name"]
-        names = [each["name"] for each in self.outside.inputs]
-        found = self.outside.given(names.index(name)) if name in names else None
+        if self.outside is None:
+            raise ValueError("a link of it begins at an input of a subgraph, outside of any")
+        name = self.shape.input(slot)
+        place = self.outside.places.get(name)
+        found = None if place is None else self.outside.given(place)
         return found or self.outside.widget_value(name)
 
 

@@ -1,7 +1,10 @@
 """From a workflow as the editor saves it to a prompt as the HTTP API takes it."""
 
 import pytest
+from bounded import bounded
 from prompts import to_prompt
+
+from lora_atelier.trainer_core.workflow import canvas
 
 SCHEMAS = {
     "Loader": {
@@ -155,3 +158,53 @@ def test_what_is_sent_everywhere_reaches_open_inputs_of_its_type():
 def test_a_group_node_is_refused_by_its_name():
     with pytest.raises(ValueError, match="it holds the group node My group"):
         convert(node(1, "workflow>My group", []))
+
+
+MANY = 9000
+WIDE = {
+    "id": "wide",
+    "inputs": [{"name": f"a{i}"} for i in range(MANY)],
+    "nodes": [node(i, "X", [], [{"name": "v", "link": i}]) for i in range(MANY)],
+    "links": [[i, -10, i, i, 0, "T"] for i in range(MANY)],
+}
+OUTSIDE = [{"name": f"a{i}", "link": None, "widget": {"name": f"a{i}"}} for i in range(MANY)]
+LINKED = {"id": "linked", "nodes": [], "links": [[i, 1, 0, 2, 0, "T"] for i in range(MANY)]}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "definition"),
+    [
+        ([node(1, "wide", list(range(MANY)), OUTSIDE)], WIDE),
+        ([node(i, "linked", []) for i in range(MANY)], LINKED),
+        (
+            [node(i, "SetNode", ["a"]) for i in range(MANY)] + [node(MANY + i, "GetNode", ["b"]) for i in range(MANY)],
+            {},
+        ),
+    ],
+    ids=["inputs of a subgraph", "links of each use", "names that are sent"],
+)
+def test_a_large_workflow_takes_no_more_than_its_size(nodes: list, definition: dict) -> None:
+    nodes = [*nodes, *(node(2 * MANY + i, "X", [], [socket("v", "T", i)]) for i in range(1000))]
+    links = [[i, MANY + i, 0, 2 * MANY + i, 0, "T"] for i in range(1000)]
+    document = {"nodes": nodes, "links": links, "definitions": {"subgraphs": [definition] if definition else []}}
+    with bounded(20):  # a second; where each of many looks at all others, minutes
+        assert len(to_prompt(document, {})) >= 1000
+
+
+def test_a_workflow_that_would_take_for_ever_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(canvas, "MOST_STEPS", 5000)
+    muted = {**node(0, "Reroute", []), "mode": 2}
+    switches = [
+        node(i, "Any Switch (rgthree)", [], [socket("a", "T", 2 * i), socket("b", "T", 2 * i + 1)])
+        for i in range(1, 40)
+    ]
+    links = [[2 * i + j, i - 1, 0, i, j, "T"] for i in range(1, 40) for j in (0, 1)]
+    document = {"nodes": [muted, *switches, node(50, "X", [], [socket("v", "T", 99)])], "links": links}
+    with pytest.raises(ValueError, match=r"its links take more than \d+ steps to follow"):
+        to_prompt({**document, "links": [*links, [99, 39, 0, 50, 0, "T"]]}, {})
+    senders = [node(i, "Anything Everywhere", [], [socket("v", "Q", 1)]) for i in range(100)]
+    open_inputs = [node(1000 + i, "X", [], [socket("v", "Z")]) for i in range(100)]
+    with pytest.raises(ValueError, match="steps to follow"):
+        to_prompt({"nodes": senders + open_inputs, "links": []}, {})
+    with pytest.raises(ValueError, match="begins at an input of a subgraph, outside of any"):
+        to_prompt({"nodes": [node(1, "X", [], [socket("v", "T", 1)])], "links": [[1, -10, 0, 1, 0, "T"]]}, {})
