@@ -21,11 +21,18 @@ PATIENCE, PAUSE = 2.0, 0.05  # seconds
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for a `with` block; the file written there replaces `path` if the block succeeds."""
+def written_whole(path: Path, *, apart: bool = False) -> Iterator[Path]:
+    """Yield a temporary path for a `with` block; the file written there replaces `path` if the block succeeds.
+
+    apart: in a folder of its own, for a library that writes through names of its own, as safetensors does. A killed
+    process would leave those beside `path`, where nobody knows them.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished(path) as temporary, _naming(path):
+    with unfinished(path) as place, _naming(path):
+        temporary = place / "whole" if apart else place  # without an ending: ComfyUI lists hidden folders, too
         try:
+            if apart:
+                place.mkdir()
             yield temporary
             _to_disk(temporary)
             with suppress(PermissionError):  # of a disk without modes
@@ -33,7 +40,10 @@ def written_whole(path: Path) -> Iterator[Path]:
             move(temporary, path)
             _to_disk(path.parent)
         finally:
-            temporary.unlink(missing_ok=True)
+            if apart:
+                shutil.rmtree(place, ignore_errors=True)
+            else:
+                place.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def save_lora(
     stored = {k: _converted(t.detach().cpu(), dtype).contiguous() for k, t in tensors.items()}
     if broken := [k for k, t in stored.items() if not (t.half() if t.element_size() == 1 else t).isfinite().all()]:
         raise ValueError(f"{broken[0]} overflows {dtype or 'its number format'}; save the LoRA as bfloat16 or float32.")
-    with written_whole(path) as temporary:
+    with written_whole(path, apart=True) as temporary:
         _write_lora(temporary, stored, metadata)
         verify_lora(temporary, tensors, dtype)
         if verify:
@@ -152,7 +152,7 @@ def copy_lora(source: Path, path: Path) -> None:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     metadata["modelspec.title"] = path.stem
-    with written_whole(path) as temporary:
+    with written_whole(path, apart=True) as temporary:
         if "ss_output_name" in metadata:
             _write_lora(temporary, tensors, {**metadata, "ss_output_name": path.stem})
         else:
@@ -218,7 +218,7 @@ def save_embeddings(
         about = {key: text for key, text in metadata.items() if key.startswith(("modelspec.", "atelier."))}
         kind = {"architecture": metadata["modelspec.architecture"].replace("/lora", "/textual-inversion")}
         kind |= {"title": path.stem, "trigger_phrase": f"embedding:{path.stem}"}
-        with written_whole(path) as temporary:
+        with written_whole(path, apart=True) as temporary:
             _write_ordered(temporary, tensors, about | {f"modelspec.{key}": text for key, text in kind.items()})
             read = load_file(temporary)
             if read.keys() != tensors.keys() or not all(torch.equal(read[key], t) for key, t in tensors.items()):

@@ -1,6 +1,7 @@
 """Files and folders appear whole, also where another program has them open for a moment."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from lora_atelier.trainer_core.common import files
 from lora_atelier.trainer_core.common.disk_errors import describe_disk_error
 from lora_atelier.trainer_core.common.files import remove_folder, written_whole
+from lora_atelier.trainer_core.common.leftovers import leftovers
 
 
 class InUse(PermissionError):
@@ -49,3 +51,16 @@ def test_one_that_stays_in_use_is_named_as_such(tmp_path: Path, held: list[int])
         remove_folder(tmp_path / "run")
     assert held[0] > 900 and (tmp_path / "run").is_dir()
     assert "Another program has a file there open; close it." in describe_disk_error(raised.value)
+
+
+def test_what_a_library_writes_under_names_of_its_own_goes_with_what_it_writes(tmp_path: Path) -> None:
+    """Whether it ends well, in an error, or with the process, whose leftovers the next one deletes."""
+    path = tmp_path / "lora.safetensors"
+    for ends_well in (True, False):
+        with suppress(KeyError), written_whole(path, apart=True) as temporary:
+            temporary.with_name(".tmpAbCdEf").write_bytes(b"half")
+            assert [*leftovers(tmp_path)] == [temporary.parent] and not temporary.suffix
+            temporary.write_bytes(b"whole")
+            if not ends_well:
+                raise KeyError
+        assert [each.name for each in tmp_path.iterdir()] == [path.name] and path.read_bytes() == b"whole"
