@@ -189,7 +189,10 @@ class AtelierCompareLoras(Node):
     ) -> io.NodeOutput:
         """Draw what is not there yet, measure it, and choose a LoRA."""
         with tools.tool_at_work(cls.hidden.unique_id) as progress:
-            columns = columns_of(loras_of(of, links), numbers(strengths, "strengths", -10, 10))
+            loras, drawn = loras_of(of, links), numbers(strengths, "strengths", -10, 10)
+            lines, begun = read_prompts(prompt, PROMPT), numbers(seeds, "seeds", 0, 2**64 - 1)
+            check_count((0 in drawn) + len(loras) * sum(map(bool, drawn)), len(lines) * len(begun))
+            columns = columns_of(loras, drawn)
             rows = [
                 GridRow(
                     line,
@@ -198,7 +201,7 @@ class AtelierCompareLoras(Node):
                     line.guidance,
                     (line.width or width, line.height or height),
                 )
-                for line in read_prompts(prompt, PROMPT)
+                for line in lines
                 for first in (
                     sampling.SamplerPass(
                         int(seed) if line.seed is None else line.seed,
@@ -207,7 +210,7 @@ class AtelierCompareLoras(Node):
                         line.sampler or sampler_name,
                         scheduler,
                     )
-                    for seed in numbers(seeds, "seeds", 0, 2**64 - 1)
+                    for seed in begun
                 )
             ]
             check(columns, rows, choose)
@@ -324,15 +327,19 @@ def columns_of(loras: Loras, strengths: list[float]) -> list[Column]:
     return found
 
 
-def check(columns: list[Column], rows: list[GridRow], choose: int) -> None:
-    """Raise ValueError for a grid that cannot be drawn."""
+def check_count(columns: int, rows: int) -> None:
+    """Raise ValueError for an empty grid and for too many pictures, before a file is read or a row is built."""
     if not rows:
         raise ValueError("prompt of Compare LoRAs is empty; write at least one prompt.")
-    if len(columns) * len(rows) > MOST_CELLS:
+    if columns * rows > MOST_CELLS:
         raise ValueError(
-            f"Compare LoRAs would draw {len(columns) * len(rows)} pictures, and draws {MOST_CELLS} at most; set fewer "
+            f"Compare LoRAs would draw {columns * rows} pictures, and draws {MOST_CELLS} at most; set fewer "
             "strengths, seeds or prompts, or every higher."
         )
+
+
+def check(columns: list[Column], rows: list[GridRow], choose: int) -> None:
+    """Raise ValueError for a grid that cannot be drawn."""
     pixels = len(columns) * sum(row.size[0] * row.size[1] for row in rows)
     if pixels > MOST_PIXELS:
         raise ValueError(

@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ..trainer_core.common.wording import count
+from ..trainer_core.common.wording import count, table_cell
 from .comfyui.comparing import LIKE, Cell, Column
 from .plot import BRIGHT, DIM, GROUND, SMOOTH
 
@@ -56,13 +56,10 @@ def write_table(cells: Sequence[Cell], scores: Scores) -> str:
     written = text_io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow(["lora", "strength", "prompt", "seed", *LIKE, "file"])
-    for cell, found in zip(cells, scores, strict=True):
-        likes = ["" if each is None else f"{each:.4f}" for each in found]
-        line = cell.row.line.prompt
-        prompt = f"'{line}" if line.startswith(("=", "+", "-", "@")) else line  # a spreadsheet would compute it
-        table.writerow(
-            [cell.column.title, f"{cell.column.strength:g}", prompt, cell.row.first.seed, *likes, cell.path.name]
-        )
+    for each, found in zip(cells, scores, strict=True):
+        likes = ["" if like is None else f"{like:.4f}" for like in found]
+        row = [each.column.title, f"{each.column.strength:g}", each.row.line.prompt, each.row.first.seed]
+        table.writerow(map(table_cell, [*row, *likes, each.path.name]))
     return written.getvalue()
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..trainer_core.common.wording import count
+from ..trainer_core.common.wording import count, table_cell
 from ..trainer_core.lora_files.lora import metadata_of
 from ..trainer_core.runs.catalogue import describe_in_detail
 from .comfyui import folders
@@ -188,6 +188,5 @@ def table(outcomes: Sequence[Outcome]) -> str:
     lines.writerow(["value", "loss", "validation", "steps", "run"])
     for each in outcomes:
         numbers = ["" if value is None else f"{value:.6f}" for value in (each.loss, each.validation)]
-        value = f"'{each.value}" if each.value.startswith(("=", "+", "@")) else each.value  # spreadsheets compute these
-        lines.writerow([value, *numbers, each.step, each.run])
+        lines.writerow(map(table_cell, [each.value, *numbers, each.step, each.run]))
     return written.getvalue()

@@ -161,7 +161,10 @@ def test_files_and_links_are_compared(comfy: ComfyClient, server: ComfyServer) -
         ({"prompt": "a --q 1"}, "--q in line 1 of prompt of Compare LoRAs is none of"),
         ({"of.files": "../../secret"}, "No file of models/loras is called '../../secret'"),
         ({"of.files": "compare-bad", "choose": 9}, "choose of Compare LoRAs is 9, and Compare LoRAs has 1 column"),
-        ({"of.files": "compare-bad", "seeds": ",".join(map(str, range(1001)))}, "draws 1000 at most"),
+        (  # the product is counted, and nothing is built of it: 18 million rows would fill the memory
+            {"of.files": "compare-bad", "prompt": "\n".join(["a"] * 1000), "seeds": ",".join(map(str, range(18_000)))},
+            "would draw 18000000 pictures, and draws 1000 at most",
+        ),
         ({"of.files": "compare-bad", "width": 8192, "height": 8192, "seeds": "1,2,3,4,5"}, "million pixels"),
     ],
 )

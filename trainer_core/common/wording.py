@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
+_COMPUTED = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?[0-9.]+(?:e[+-]?[0-9]+)?")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -38,6 +40,13 @@ def for_page(value: Any) -> Any:
 def printable(text: str) -> str:
     r"""Escape line feeds, control characters and undecodable bytes as \n, \udcff: a line that can be shown anywhere."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def table_cell(value: object) -> object:
+    """Give a value for a table as CSV; a text that a spreadsheet would compute begins with an apostrophe."""
+    if not isinstance(value, str) or not value.startswith(_COMPUTED) or _NUMBER.fullmatch(value):
+        return value
+    return f"'{value}"
 
 
 def names(items: Iterable[str], most: int = 5) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..common.axes import size_text
-from ..common.wording import short
+from ..common.wording import short, table_cell
 from ..config import ConceptConfig, setting
 from ..data.buckets import buckets_of, parse_resolution
 from ..data.plan import Plan, Sample
@@ -88,7 +88,7 @@ def manifest_table(plan: Plan) -> str:
                 picture.mask is not None,
                 sample.caption,
             ]
-        table.writerow([*row, *[""] * (len(COLUMNS) - len(row))])
+        table.writerow(map(table_cell, [*row, *[""] * (len(COLUMNS) - len(row))]))
     return _replace_bad_bytes(text.getvalue())
 
 

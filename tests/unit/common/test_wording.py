@@ -1,8 +1,8 @@
-"""Counts in singular and plural."""
+"""Counts in singular and plural, and texts that a spreadsheet would compute."""
 
 import pytest
 
-from lora_atelier.trainer_core.common.wording import count
+from lora_atelier.trainer_core.common.wording import count, table_cell
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,9 @@ from lora_atelier.trainer_core.common.wording import count
 )
 def test_a_count_agrees_with_its_noun(text: str, wanted: str) -> None:
     assert text == wanted
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+A1", "-A1", "@sum", "\t=1", "-1e5 cats"])
+def test_no_text_of_a_table_is_computed(text: str) -> None:
+    assert table_cell(text) == f"'{text}"
+    assert [table_cell(each) for each in ("a=1", "", "-1.5", "+2e-4", -3)] == ["a=1", "", "-1.5", "+2e-4", -3]
