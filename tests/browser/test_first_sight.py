@@ -124,8 +124,9 @@ def test_the_blueprint_trains_with_five_inputs(editor, server: ComfyServer) -> N
     assert names == ["checkpoint", "folder", "trigger_word", "name", "steps"]
     editor.screenshot(f"blueprint-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     kinds = {node["class_type"]: node["inputs"] for node in editor.run(PROMPT).values()}
-    assert kinds.keys() == {"AtelierLoadBaseModel", "AtelierConceptDataset", "AtelierTrain", "AtelierSample"}
-    assert kinds["AtelierTrain"]["steps"] == 1000
+    nodes = ("LoadBaseModel", "ConceptDataset", "Saves", "Train", "Sample")
+    assert kinds.keys() == {f"Atelier{each}" for each in nodes}
+    assert kinds["AtelierTrain"]["steps"] == 1000 and kinds["AtelierSaves"]["sample_prompts"] == "{caption}"
 
 
 # Whether every button that Train LoRA shows is seen whole: its words fit in it, and it lies within the view.

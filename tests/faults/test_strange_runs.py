@@ -2,7 +2,10 @@
 
 import copy
 import json
+import os
 import shutil
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from lora_atelier.trainer_core.config import ExistingConfig
 from lora_atelier.trainer_core.runs import Join, Keys, choose_run, describe, find_runs, list_runs, open_run
 from lora_atelier.trainer_core.runs.catalogue import describe_in_detail
 from lora_atelier.trainer_core.runs.folder import LOG_TAIL
+from lora_atelier.trainer_core.runs.follow import follow
 
 KEYS = Keys(run="d" * 64, course="d" * 64)
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -118,6 +122,31 @@ def test_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder(runs, name)
         place.unlink(missing_ok=True)
         place.mkdir(parents=True)
     is_described(runs)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+@pytest.mark.parametrize("name", [*JSONS, "log.jsonl", "summary.txt", "workflow.json", "checkpoints/step-00000004"])
+def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(runs, name):
+    place = odd_run(runs) / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    ended: list[str] = []
+
+    def look() -> None:
+        is_described(runs)
+        ended.append("described")
+        if name != "run.json":
+            follow(odd_run(runs), 0)
+            with suppress(OSError):
+                open_run(odd_run(runs)).log("step", step=5, loss=0.5)
+        ended.append("followed")
+
+    at_work = threading.Thread(target=look, daemon=True)  # whoever waits for a pipe never ends
+    at_work.start()
+    at_work.join(60)
+    assert ended == ["described", "followed"]
 
 
 def test_runs_that_cannot_be_read_are_named_once_and_skipped_in_training(runs):

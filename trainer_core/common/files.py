@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from .cancel import look
 from .disk_errors import IN_USE, describe_disk_error
@@ -72,6 +73,13 @@ def written_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(before, ignore_errors=True)  # leftovers are deleted when the run is locked next
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def open_file(path: Path, mode: str = "rb") -> IO[bytes]:
+    """Open a file; raises OSError for what is none: a pipe would keep whoever reads it, and a device never ends."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return cast("IO[bytes]", path.open(mode))
 
 
 def move(source: Path, target: Path) -> None:

@@ -36,6 +36,7 @@ from ..common.files import (
     file_digest,
     folder_size,
     move,
+    open_file,
     remove_folder,
     unused_path,
     write_json,
@@ -280,7 +281,7 @@ class RunFolder:
         if not (self.path / RUN).exists():
             write_json(self.path / RUN, self.about)
         line = json.dumps({"event": event, "time": round(time.time(), 3), **values}, ensure_ascii=False)
-        with (self.path / LOG).open("ab") as file:
+        with open_file(self.path / LOG, "ab") as file:
             cut = file.tell() and _last_byte(self.path / LOG) != b"\n"  # a killed process left a partial line
             file.write((b"\n" if cut else b"") + line.encode("utf-8", "backslashreplace") + b"\n")
 
@@ -545,7 +546,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 def _tail(path: Path, most: int) -> bytes:
     """Read the last bytes of a file, from the beginning of a line on."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         start = max(0, file.seek(0, os.SEEK_END) - most)
         file.seek(max(0, start - 1))
         if start:
@@ -554,7 +555,7 @@ def _tail(path: Path, most: int) -> bytes:
 
 
 def _last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(-1, os.SEEK_END)
         return file.read()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.files import open_file
 from ..common.json_files import finite
 from ..common.remaining import Remaining
 from ..common.smooth import say_loss
@@ -52,11 +53,11 @@ def follow(path: Path, seen: int = 0) -> dict[str, Any]:
 def _tail(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     """Read the complete lines at the end of a log, each with its position in bytes, and where the next one begins."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start = max(0, file.seek(0, 2) - TAIL)
             file.seek(start)
             data = file.read(TAIL)
-    except FileNotFoundError:
+    except OSError:  # not there, or no file
         return [], 0
     return list(_lines(data, start)), start + data.rfind(b"\n") + 1
 

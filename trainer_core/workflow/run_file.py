@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..common.files import open_file
 from ..common.json_files import read_json
 from ..config import (
     MODEL_FILES,
@@ -112,7 +113,7 @@ def _of_run(about: Mapping[str, Any], file: Path, places: Folders, changes: Sequ
 
 
 def _of_toml(file: Path, changes: Sequence[str]) -> RunFile:
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         content = opened.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise ValueError(f"larger than {LARGEST // 2**20} MiB")

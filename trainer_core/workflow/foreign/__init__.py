@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...common.files import open_file
 from ...common.json_files import parse_json
 from ..toml_text import read_toml
 from . import ai_toolkit, diffusion_pipe, easy, kohya_gui, onetrainer, sd_scripts, simpletuner
@@ -33,7 +34,7 @@ OBJECTS: Readers = (
 
 def read_foreign(path: Path) -> Imported:
     """Read a file of another trainer; raises ValueError in words for one that no program here has written."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise ValueError(f"larger than {LARGEST // 2**20} MiB")
