@@ -182,6 +182,24 @@ def test_the_list_of_a_saves_lora_files_leads_to_no_other_file(runs):
     assert find_runs(runs)
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\\b", "C:a", "a\u202eb", "x" * 300, "words/a\tb"])
+def test_a_save_whose_files_no_system_names_so_is_none(runs, name):
+    save = open_run(odd_run(runs)).checkpoints()[0]
+    about = json.loads((save.path / "checkpoint.json").read_text(encoding="utf-8"))
+    about["files"][f"{name}.safetensors"] = about["files"]["files.json"]
+    (save.path / "checkpoint.json").write_text(json.dumps(about), encoding="utf-8")
+    assert save.path not in [each.path for each in open_run(odd_run(runs)).checkpoints()]
+    is_described(runs)
+
+
+def test_a_save_of_more_files_than_any_has_is_none(runs):
+    save = open_run(odd_run(runs)).checkpoints()[0]
+    about = json.loads((save.path / "checkpoint.json").read_text(encoding="utf-8"))
+    about["files"] |= {f"{number}": about["files"]["files.json"] for number in range(100_000)}
+    (save.path / "checkpoint.json").write_text(json.dumps(about), encoding="utf-8")
+    assert save.path not in [each.path for each in open_run(odd_run(runs)).checkpoints()]
+
+
 def test_only_the_end_of_a_long_log_is_read(runs):
     run = open_run(odd_run(runs))
     line = b'{"event": "step", "time": 5, "step": 3, "loss": 1.0}\n'

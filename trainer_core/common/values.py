@@ -11,6 +11,7 @@ from .wording import printable
 
 MOST_COUNT = 10**12  # steps of a run, bytes of a file
 LATEST = 32_503_680_000  # seconds since 1970: the year 3000, the last one that Windows can write as a date
+LONGEST_PART = 200  # characters of a part of a path
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -70,9 +71,9 @@ def is_words(value: object) -> bool:
 def is_inside(path: object) -> bool:
     """Tell whether a value is a path that leads to a place inside its folder, on every system."""
     parts = PureWindowsPath(path) if isinstance(path, str) else PureWindowsPath("..")  # knows / as well
-    return not parts.anchor and ".." not in parts.parts
+    return not parts.anchor and ".." not in parts.parts and all(map(is_plain, str(path).split("/")))
 
 
 def is_plain(token: str) -> bool:
-    """Tell whether a token can be part of a file's name."""
-    return not any(character in "/\\:" for character in token) and token == printable(token)
+    """Tell whether a text can be part of a file's name, on every system."""
+    return len(token) <= LONGEST_PART and not set(token) & set('/\\:*?"<>|') and token == printable(token)

@@ -8,7 +8,8 @@ from typing import Any
 
 _COMPUTED = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:e[+-]?[0-9]+)?")
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# Control characters, those that turn the direction of what follows, and halves of characters.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class Said(str):
@@ -38,7 +39,10 @@ def for_page(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    r"""Escape line feeds, control characters and undecodable bytes as \n, \udcff: a line that can be shown anywhere."""
+    r"""Escape line feeds, control characters, turns of direction and undecodable bytes as \n, \udcff.
+
+    What is left is a line that can be shown anywhere.
+    """
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 

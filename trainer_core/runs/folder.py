@@ -81,6 +81,7 @@ SILENT = 120.0  # seconds without one after which a process of another machine h
 LOG_TAIL = 2**24  # bytes of the log that are read, its end
 NEWEST_TAIL = 2**18  # the same where only its newest steps are
 LONGEST_LINE = 2**16  # bytes of a line of the log
+MOST_FILES = 2000  # of a save
 LONGEST_TITLE = 100  # characters
 _STEP = re.compile(r"step-([0-9]{8,})")
 _STEP_LINE = b'{"event": "step"'  # start of a step's line in the log
@@ -95,8 +96,10 @@ def _kinds(kind: type) -> dict[str, Callable[[Any], bool]]:
 def _is_files(values: Any) -> bool:
     """Tell whether a value gives the size and sha256 of files in a folder."""
     kinds = {"size": is_count, "sha256": is_text}
-    return is_object(values) and all(
-        is_inside(name) and is_object(known) and not unfit(known, kinds) for name, known in values.items()
+    return (
+        is_object(values)
+        and len(values) <= MOST_FILES
+        and all(is_inside(name) and is_object(known) and not unfit(known, kinds) for name, known in values.items())
     )
 
 
