@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 from .cancel import look
 from .disk_errors import IN_USE, describe_disk_error
-from .leftovers import unfinished
+from .leftovers import TEMPORARY, unfinished
 
 BLOCK = 1 << 20  # bytes read at once
 PATIENCE, PAUSE = 2.0, 0.05  # seconds
@@ -30,7 +30,7 @@ def written_whole(path: Path, *, apart: bool = False) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished(path) as place, _naming(path):
-        temporary = place / "whole" if apart else place  # without an ending: ComfyUI lists hidden folders, too
+        temporary = place / f"whole{TEMPORARY}" if apart else place  # ComfyUI's lists go into hidden folders, too
         try:
             if apart:
                 place.mkdir()

@@ -59,7 +59,7 @@ def test_what_a_library_writes_under_names_of_its_own_goes_with_what_it_writes(t
     for ends_well in (True, False):
         with suppress(KeyError), written_whole(path, apart=True) as temporary:
             temporary.with_name(".tmpAbCdEf").write_bytes(b"half")
-            assert [*leftovers(tmp_path)] == [temporary.parent] and not temporary.suffix
+            assert [*leftovers(tmp_path)] == [temporary.parent] and temporary.suffix == ".tmp"
             temporary.write_bytes(b"whole")
             if not ends_well:
                 raise KeyError
