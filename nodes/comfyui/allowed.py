@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ import folder_paths
 from aiohttp import web
 
 from ...trainer_core.common.files import written_whole
-from .server import json_answer
+from .server import forwarded, is_local, json_answer
 
 MOST = 1000  # folders in the file
 LARGEST = 2**20  # bytes of the file
@@ -66,29 +65,7 @@ def at_the_machine(request: web.Request) -> bool:
     same = request.headers.get("Sec-Fetch-Site") == "same-origin"  # browsers send no Origin when a page only reads
     if "Origin" in request.headers:
         same = request.headers["Origin"] == str(here.origin())
-    forwarded = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP"))
-    return same and not forwarded and _is_local(request.remote) and _is_local(here.host)
-
-
-def same_site(request: web.Request) -> bool:
-    """Tell whether a request comes from a page of this server, or from no page; browsers name other sites' pages."""
-    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-    if site is not None:  # behind a proxy the server does not know its own name
-        return site in ("same-origin", "none")
-    return origin is None or origin.partition("://")[2] == request.host
-
-
-def only_own_pages(
-    route: Callable[[web.Request], Awaitable[web.Response]],
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Make a route that refuses pages of other sites, which can post no JSON without asking."""
-
-    async def guarded(request: web.Request) -> web.Response:
-        if same_site(request) and (request.method == "GET" or request.content_type == "application/json"):
-            return await route(request)
-        return json_answer({"error": "Only a page of this ComfyUI may do this."}, status=403)
-
-    return guarded
+    return same and not forwarded(request) and is_local(request.remote) and is_local(here.host)
 
 
 def only_at_the_machine(
@@ -106,12 +83,3 @@ def only_at_the_machine(
         return json_answer({"error": sentence}, status=403)
 
     return guarded
-
-
-def _is_local(host: str | None) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host or "").is_loopback
-    except ValueError:  # another name
-        return False

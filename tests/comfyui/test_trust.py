@@ -1,5 +1,6 @@
 """What a stranger's workflow may have read: attacks over HTTP, on folders that nobody allowed and by odd prompts."""
 
+import re
 import shutil
 import urllib.error
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from safetensors import safe_open
 from train_graph import changed, chosen, draw_pictures, masks, train_graph
 
 from comfy_client import ComfyClient, ComfyServer, answer_of, refused
-from lora_atelier.dev import TINY_BASE
+from lora_atelier.dev import ROOT, TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 SECRET = "swordfish"  # in files that no answer may hold
@@ -116,11 +117,11 @@ def test_a_folder_that_nobody_allowed_is_refused_before_anything_runs(
         link.unlink()
 
 
-def ask(comfy: ComfyClient, address: str, question: object, **headers: str) -> tuple[int, dict[str, Any]]:
-    """Post a question as a page on the machine does, or with other headers; give status and answer."""
-    here = {"Origin": comfy.url, "Content-Type": "application/json"}
+def ask(comfy: ComfyClient, address: str, question: object, **headers: str | None) -> tuple[int, dict[str, Any]]:
+    """Post a question as a page on the machine does, or with other headers, None for none; give status and answer."""
+    here = {"Origin": comfy.url, "Content-Type": "application/json", **headers}
     try:
-        return 200, answer_of(comfy.request(address, question, {**here, **headers}))
+        return 200, answer_of(comfy.request(address, question, {k: v for k, v in here.items() if v is not None}))
     except urllib.error.HTTPError as error:
         body = error.read()
         return error.code, answer_of(body) if body else {}
@@ -157,6 +158,40 @@ def test_only_a_page_at_the_machine_allows_folders(
 ) -> None:
     assert ask(comfy, "/atelier/folders/allow", {"folder": str(foreign)}, **headers)[0] == status
     assert not allowed.exists() or str(foreign) not in allowed.read_text()
+
+
+ROUTE = re.compile(r'add_route\("(/[^"]+)", .*?(, "GET")?\)\n')
+ELSEWHERE = [
+    {"Origin": "http://elsewhere.example"},
+    {"Origin": "null"},
+    {"Sec-Fetch-Site": "cross-site", "Origin": None},
+    {"Origin": "http://elsewhere.example", "Host": "elsewhere.example"},  # whose name leads here
+    {"Sec-Fetch-Site": "same-origin", "Host": "elsewhere.example", "Origin": None},
+]
+
+
+def status_of(comfy: ComfyClient, address: str, question: object, headers: dict[str, str | None]) -> int:
+    """Ask with headers; give the status."""
+    given = {"Content-Type": "application/json", **headers}
+    try:
+        comfy.request(address, question, {name: value for name, value in given.items() if value is not None})
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    return 200
+
+
+def test_no_route_answers_a_page_of_another_site(comfy: ComfyClient) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "nodes").rglob("*.py")]
+    routes = sorted({(route, get) for text in texts for route, get in ROUTE.findall(text)})
+    assert len(routes) > 25 and {("/atelier/kept/clear", ""), ("/atelier/runs", ', "GET"')} <= {*routes}
+    answered = [
+        (route, headers, status)
+        for route, get in routes
+        for headers in ELSEWHERE
+        if (status := status_of(comfy, re.sub(r"{\w+}", "x", route), None if get else {}, headers)) != 403
+    ]
+    assert answered == []
 
 
 @pytest.mark.parametrize("folder", ["/", "relative", "/there/is/none", r"\\server\share", "", 5, None, "x" * 5000])
