@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ def told(capsys, *arguments: object) -> tuple[int, list[str]]:
     return status, capsys.readouterr().out.splitlines()
 
 
-def test_a_sound_installation_is_listed_and_trains(installed, capsys):
+def test_a_sound_installation_is_listed_and_trains(installed, capsys, monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=9e9))  # of this machine: unknown
     status, lines = told(capsys, "--comfyui", installed)
     assert status == 0 and lines[-1].startswith("Nothing is wrong.")
     assert all(line.startswith("ok") for line in lines[:-1])
@@ -43,12 +45,14 @@ def test_what_is_wrong_has_a_line_with_what_to_do(installed, capsys, monkeypatch
     own = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: {"diffusers": "", "scipy": "0.9"}.get(name, own(name)))
     monkeypatch.setattr(doctor, "two_steps", lambda _: (_ for _ in [(False, "2 steps failed")]))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=2e9))
     status, lines = told(capsys, "--comfyui", installed)
     wrong = [line.removeprefix("WRONG  ") for line in lines if line.startswith("WRONG")]
-    assert status == 1 and lines[-1].startswith("4 things are wrong.")
+    assert status == 1 and lines[-1].startswith("6 things are wrong.")
     assert wrong[0] == 'diffusers is not installed; install "diffusers>=0.30" with ComfyUI\'s Python'
     assert wrong[1].startswith('scipy 0.9 is older than 1.10; install "scipy>=1.10" with ')
     assert wrong[2].startswith("output: ") and "somebody" not in wrong[2]
+    assert wrong[3] == "models/loras can be written, 2 GB free; a run may take 5 GB, so delete what you do not need"
 
 
 def test_without_comfyui_it_says_how_to_name_it(tmp_path, capsys):

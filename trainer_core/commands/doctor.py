@@ -101,7 +101,9 @@ def places(comfyui: Path | None) -> Iterator[Line]:
             yield False, f"{name}: {problem}"
             continue
         free = shutil.disk_usage(comfyui / name).free
-        yield free > LEAST_FREE, f"{name} can be written, {free / 1e9:.0f} GB free"
+        enough = free > LEAST_FREE
+        remedy = "" if enough else f"; a run may take {LEAST_FREE / 1e9:.0f} GB, so delete what you do not need"
+        yield enough, f"{name} can be written, {free / 1e9:.0f} GB free{remedy}"
 
 
 def two_steps(comfyui: Path | None) -> Iterator[Line]:
@@ -117,10 +119,8 @@ def two_steps(comfyui: Path | None) -> Iterator[Line]:
         try:
             size = _train(Path(folder), comfyui, seconds.append)
         except (ValueError, RuntimeError, OSError) as problem:
-            yield (
-                False,
-                f"{STEPS} steps on {device.type} failed: {str(problem).replace(folder, 'the temporary folder')}",
-            )
+            reason = str(problem).replace(folder, "the temporary folder")
+            yield False, f"{STEPS} steps on {device.type} failed: {reason}"
             return
     yield True, f"{STEPS} steps on {device.type}: {min(seconds):.2f} s a step, a LoRA of {size / 1e6:.1f} MB"
 
