@@ -24,6 +24,10 @@ class Optimizer(NamedTuple):
     averages: bool = False  # schedule-free: the weights to use are an average of the trained ones
     fixed: Mapping[str, Any] = MappingProxyType({})  # arguments without an input in the node
     in_8bit: int = 0  # values of state for each weight, where these have 8 bits
+    in_32bit: int = 0  # values of state for each weight of a matrix, where it takes long to find them by a step
+    pages: bool = False  # its state may move to RAM, which needs an NVIDIA GPU
+    own_beta1: bool = False  # its class takes beta1 by that name, None for 0, and no tuple of betas
+    rest: str = ""  # it trains matrices alone, and this optimizer all other weights
 
 
 DECAY = "How strongly weights are pulled towards 0, as a share of the learning rate. 0 = not."
@@ -110,6 +114,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         wanted="0.45",
         instead="adamw8bit",
         in_8bit=2,
+        pages=True,
     ),
     # Its LAMB8bit and LARS8bit are left out: with state in 8 bits they are its Adam and SGD, and limit no step. Its
     # Adam8bit is AdamW8bit with another default for weight_decay. Paged optimizers need CUDA, the others nothing.
@@ -132,6 +137,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         wanted="0.45",
         instead="ademamix8bit",
         in_8bit=3,
+        pages=True,
     ),
     # From transformers, which is needed anyway; sd-scripts uses the same class, so its settings mean the same.
     "adafactor": Optimizer(
@@ -153,6 +159,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         ),
         1e-4,
         "Little memory: one number for each row and column. With a constant schedule, best after a warm-up.",
+        own_beta1=True,
     ),
     # pytorch-optimizer keeps these four current and tested; their papers' repositories are not on PyPI or not kept.
     "came": Optimizer(
@@ -264,6 +271,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         wanted="0.45",
         instead="lion8bit",
         in_8bit=1,
+        pages=True,
     ),
     "adopt": Optimizer(
         "pytorch_optimizer.ADOPT",
@@ -347,7 +355,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "AdamW that warms up by itself, for runs without a warm-up.",
         fixed={"decoupled_weight_decay": True},
     ),
-    # torch's own for matrices alone; the rest of a network is trained by AdamW, in optim/build.py.
+    # torch's own.
     "muon": Optimizer(
         "torch.optim.Muon",
         "torch",
@@ -362,6 +370,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "those of convolutions, are trained by AdamW. Settings as AdamW's.",
         wanted="2.9",
         fixed={"adjust_lr_fn": "match_rms_adamw"},  # steps as long as AdamW's, so that its learning rates suit
+        in_32bit=1,
+        rest="adamw",
     ),
     "custom": Optimizer(
         "",

@@ -1,7 +1,7 @@
 """Optimizers and everything around their steps: schedule, clipping, rounding, averages, the noise scale."""
 
 from .average import Ema, averaged
-from .build import arguments, build_optimizer, check_optimizer, describe, estimates, remarks
+from .build import arguments, build_optimizer, check_optimizer, describe, estimates, is_matrix, remarks
 from .restore import check_shapes, load_exactly
 from .step import learning_rate, limit_gradients, sum_of_norms
 
@@ -14,6 +14,7 @@ __all__ = [
     "check_shapes",
     "describe",
     "estimates",
+    "is_matrix",
     "learning_rate",
     "limit_gradients",
     "load_exactly",

@@ -40,9 +40,10 @@ def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], s
     if "lr" in known and known["lr"].default is inspect.Parameter.empty:
         options["lr"] = groups[0]["lr"]  # each group has its own
     apart, kinds = estimates(config), {kind: options}
-    if config.name == "muon":
-        groups = [half for group in groups for half in _halves(kind, group)]
-        kinds[torch.optim.AdamW] = {**OPTIMIZERS["adamw"].fixed}
+    if rest := OPTIMIZERS[config.name].rest:
+        other = OptimizerConfig(name=rest)
+        kinds[optimizer_class(other)] = arguments(other)
+        groups = [half for group in groups for half in _halves(group, *kinds)]
     parts: dict[Any, list[dict[str, Any]]] = {}
     for group in groups:
         decays = group.get("decays", True)
@@ -61,16 +62,21 @@ def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], s
     return built[0] if len(built) == 1 else Combined(built)
 
 
-def _halves(kind: Any, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Split a group into its matrices, which Muon trains, and all else, which AdamW does (Jordan 2024).
+def _halves(group: dict[str, Any], of_matrices: Any, of_rest: Any) -> Iterator[dict[str, Any]]:
+    """Split a group into the matrices, which one class trains, and all else, which another does (Jordan 2024).
 
     Embeddings and magnitudes, which do not decay, are rows of numbers and no matrices.
     """
-    halves: dict[Any, list[Tensor]] = {kind: [], torch.optim.AdamW: []}
+    halves: dict[Any, list[Tensor]] = {of_matrices: [], of_rest: []}
     for parameter in group["params"]:
-        is_matrix = parameter.ndim == 2 and min(parameter.shape) > 1 and group.get("decays", True)
-        halves[kind if is_matrix else torch.optim.AdamW].append(parameter)
+        matrix = is_matrix(parameter.shape) and group.get("decays", True)
+        halves[of_matrices if matrix else of_rest].append(parameter)
     return ({**group, "params": members, "kind": own} for own, members in halves.items() if members)
+
+
+def is_matrix(shape: Sequence[int]) -> bool:
+    """Tell whether weights of a shape are a matrix to an optimizer that trains matrices alone."""
+    return len(shape) == 2 and min(shape) > 1
 
 
 def _part(config: OptimizerConfig, group: dict[str, Any]) -> Any:
@@ -125,13 +131,13 @@ def arguments(config: OptimizerConfig) -> dict[str, Any]:
 
 def _own_arguments(config: OptimizerConfig) -> dict[str, Any]:
     """Convert the settings of an optimizer of the table OPTIMIZERS to the arguments of its class."""
-    given = dict(config.options)
+    given, kind = dict(config.options), OPTIMIZERS[config.name]
     given.pop("separate", None)
-    if config.name == "adafactor":
+    if kind.own_beta1:
         given["beta1"] = given["beta1"] or None
     elif betas := tuple(given.pop(name) for name in ("beta1", "beta2", "beta3") if name in given):
         given["betas"] = betas
-    return {**given, **OPTIMIZERS[config.name].fixed}
+    return {**given, **kind.fixed}
 
 
 def averages(config: OptimizerConfig) -> bool:
@@ -175,10 +181,10 @@ def check_optimizer(config: OptimizerConfig, scheduler: SchedulerConfig, device:
 
 def check_device(config: OptimizerConfig, device: torch.device) -> None:
     """Raise ValueError if the optimizer does not support this kind of device."""
-    kind, instead = kind_of(device), OPTIMIZERS[config.name].instead
-    if OPTIMIZERS[config.name].package != "bitsandbytes" or kind.pages:
+    kind, instead = OPTIMIZERS[config.name], OPTIMIZERS[config.name].instead
+    if kind.package != "bitsandbytes" or kind_of(device).pages:
         return
-    if config.name.startswith("paged_"):
+    if kind.pages:
         raise ValueError(f"{config.name} needs an NVIDIA GPU; set {setting('optimizer.name')} to {instead}.")
     import bitsandbytes
 

@@ -24,7 +24,7 @@ from ..models import BaseModel
 from ..networks import Network
 from ..objective import Objective, Pass, draws_at, strengths
 from ..objective.path import Mix
-from ..optim import build_optimizer
+from ..optim import build_optimizer, is_matrix
 from ..optim.noise_scale import compare, looked_at
 
 SMALLEST_8BIT = 4096  # values; bitsandbytes keeps the state of smaller parameters in float32
@@ -376,13 +376,13 @@ def optimizer_state(parameters: Iterable[Tensor], config: OptimizerConfig) -> li
 
 def _state_of(shape: tuple[int, ...], config: OptimizerConfig) -> list[tuple[int, torch.dtype]]:
     """List count and dtype of the tensors of an optimizer's state for one float32 parameter."""
-    count = math.prod(shape)
-    if values := OPTIMIZERS[config.name].in_8bit:
+    count, kind = math.prod(shape), OPTIMIZERS[config.name]
+    if values := kind.in_8bit:
         if count < SMALLEST_8BIT:
             return [(count, torch.float32)] * values
         return [(count, torch.uint8), (math.ceil(count / ABSMAX_BLOCK), torch.float32)] * values
-    if config.name == "muon" and len(shape) == 2 and min(shape) > 1:  # its steps take long on a CPU
-        return [(count, torch.float32)]
+    if kind.in_32bit and is_matrix(shape):
+        return [(count, torch.float32)] * kind.in_32bit
     parameter = torch.nn.Parameter(torch.ones(shape))
     parameter.grad = torch.ones(shape)
     optimizer = build_optimizer(config, [{"params": [parameter], "lr": 1e-4}])
