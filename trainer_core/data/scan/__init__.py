@@ -19,8 +19,8 @@ from ..controls import Control, control_folders
 from ..images import PACKAGES, picture_extensions, strict_decoding
 from ..looks import Look
 from ..masks import mask_endings, mask_folder
+from .caption_sources import TEXT_EXTENSIONS, captions_beside, read_captions
 from .caption_tables import TABLES
-from .captions import TEXT_EXTENSIONS, captions_beside, read_captions
 from .control_files import read_controls
 from .folder import (
     ELSEWHERE,
