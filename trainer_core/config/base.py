@@ -10,11 +10,11 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
-from .rows import Row, named, rows_of, without_effect
+from .rows import Decides, Row, decides, named, rows_of, without_effect
 
 LONGEST_TEXT = 10_000  # characters; bounds the time that reading a text takes, and the length of messages
 LARGEST = 1e30  # of any number
@@ -44,14 +44,14 @@ class Config:
         """Convert to nested dicts, lists and scalars, for `from_dict` and JSON."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
-    def changes(self) -> dict[str, Any]:
-        """Convert to nested plain values as `to_dict`, without what has its default."""
+    def changes(self, deciding: Collection[Decides]) -> dict[str, Any]:
+        """Convert what decides one of these to nested plain values as `to_dict`, without what has its default."""
         found = {}
-        for field in dataclasses.fields(self):
+        for field in (each for each in dataclasses.fields(self) if decides(each) in deciding):
             value = getattr(self, field.name)
             usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             if value != usual:
-                found[field.name] = _plain(value)
+                found[field.name] = _plain(value, deciding)
         return json.loads(json.dumps(found))
 
     @classmethod
@@ -88,11 +88,11 @@ def nearest(unknown: str, known: Iterable[str], where: str = "") -> str:
     return f"did you mean {where}{near[0]}?" if near else f"there are {', '.join(known)}."
 
 
-def _plain(value: Any) -> Any:
-    """Write a value of a field without what has its default in it."""
+def _plain(value: Any, deciding: Collection[Decides]) -> Any:
+    """Write a value of a field as `changes` does."""
     if isinstance(value, Config):
-        return value.changes()
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+        return value.changes(deciding)
+    return [_plain(each, deciding) for each in value] if isinstance(value, tuple) else value
 
 
 # What a plain value may be for an annotated type, and how messages name it.

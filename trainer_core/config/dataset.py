@@ -45,6 +45,7 @@ class MaskConfig(Config):
         f"With source file: the folder that holds the masks. Empty = they lie beside the pictures. {FOLDER_RULE}",
         placeholder="beside the pictures",
         socketless=True,
+        decides="nothing",
     )
     invert: bool = row(False, "On: black is trained, white is not.")
     missing: Literal["error", "ones", "leave_out"] = row(
@@ -101,6 +102,7 @@ class ControlConfig(Config):
         placeholder="my_character_before",
         socketless=True,
         label="folder",
+        decides="nothing",
     )
     fit: Literal["as_picture", "whole"] = row(
         "as_picture",
@@ -204,6 +206,7 @@ class CaptionConfig(Config):
         acts_with=("source", ("one_file", "table")),
         label="caption_file",
         node="Concept Dataset",
+        decides="nothing",
     )
     lines: Literal["draw", "first", "join"] = row(
         "draw",
@@ -336,6 +339,7 @@ class ConceptConfig(Config):
         placeholder="my_character",
         socketless=True,
         open="",
+        decides="nothing",
     )
     repeats: float = row(
         1.0,
@@ -403,6 +407,7 @@ class ConceptConfig(Config):
         " character. The buttons of Dataset Preview fill it.",
         socketless=True,
         advanced=True,
+        decides="nothing",
     )
     captions: CaptionConfig = field(default_factory=CaptionConfig)
     augment: AugmentConfig | None = None

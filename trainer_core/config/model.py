@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from .base import Config
-from .rows import needed, row
+from .rows import aside, needed, row
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 WeightPrecision = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8", "nf4"]
@@ -54,6 +54,7 @@ class BaseModelConfig(Config):
         socketless=True,
         label="checkpoint",
         listed=True,
+        decides="nothing",
     )
     prediction: PredictionChoice = row(
         "auto",
@@ -96,6 +97,7 @@ class BaseModelConfig(Config):
         optional=True,
         open="baked",
         listed=True,
+        decides="nothing",
     )
     text_encoder: str = row(
         "",
@@ -106,6 +108,7 @@ class BaseModelConfig(Config):
         optional=True,
         open="baked",
         listed=True,
+        decides="nothing",
     )
     text_encoder_2: str = row(
         "",
@@ -116,6 +119,7 @@ class BaseModelConfig(Config):
         optional=True,
         open="baked",
         listed=True,
+        decides="nothing",
     )
     weights: WeightPrecision = row(
         "auto",
@@ -137,7 +141,7 @@ class BaseModelConfig(Config):
         advanced=True,
         optional=True,
     )
-    tokenizer: str = ""  # folder with vocab.json and merges.txt; "" = tokenizer/ of a diffusers folder
+    tokenizer: str = aside(default="")  # folder with vocab.json and merges.txt; "" = tokenizer/ of a diffusers folder
     connected: ConnectedConfig | None = None
 
 

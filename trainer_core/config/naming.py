@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from .base import Config
-from .dataset import AugmentConfig, BucketConfig, CaptionConfig, ConceptConfig, ControlConfig, MaskConfig
-from .embedding import EmbeddingConfig
-from .model import BaseModelConfig, ConnectedConfig, MemoryConfig
-from .network import BeneathConfig, LoraConfig
-from .objective import ObjectiveConfig
-from .optimizer import OptimizerConfig, named_option
+from .optimizer import named_option
 from .rows import for_reader
-from .run import TrainConfig
-from .sample import SampleConfig
-from .saves import ExistingConfig, SavesConfig
-from .scheduler import SchedulerConfig
+from .run import RunConfig
 
-SECTIONS: dict[str, type[Config]] = {  # by the last part of their name, which no two share
-    each.SECTION.rpartition(".")[2]: each
-    for each in (
-        *(BaseModelConfig, ConnectedConfig, MemoryConfig),
-        *(ConceptConfig, CaptionConfig, MaskConfig, ControlConfig, AugmentConfig),
-        *(LoraConfig, BeneathConfig, EmbeddingConfig, OptimizerConfig, SchedulerConfig, ObjectiveConfig),
-        *(TrainConfig, BucketConfig, SampleConfig, SavesConfig, ExistingConfig),
-    )
-}
+
+def _within(config: type[Config]) -> Iterator[type[Config]]:
+    """Yield a configuration and all that its fields hold."""
+    yield config
+    for hint in typing.get_type_hints(config).values():
+        for each in typing.get_args(hint) or (hint,):
+            if typing.get_origin(each) is None and isinstance(each, type) and issubclass(each, Config):
+                yield from _within(each)
+
+
+# By the last part of their name, which no two share.
+SECTIONS = {each.SECTION.rpartition(".")[2]: each for each in _within(RunConfig) if each.SECTION}
 
 
 class Other(NamedTuple):

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from .algorithms import ALGORITHMS, with_setting
 from .base import Config
 from .embedding import EmbeddingConfig
-from .rows import described, row, rows_of
+from .rows import aside, described, row, rows_of
 
 Preset = Literal["attn-only", "attn-mlp", "full", "full-lin", "unet-transformer-only", "unet-convblock-only"]
 AUTO = "auto"  # the preset that suits the model
@@ -30,7 +30,7 @@ class BeneathConfig(Config):
     SECTION: ClassVar = "lora.beneath"
     NODE: ClassVar = "Existing LoRA"
 
-    path: str  # a .safetensors file
+    path: str = aside()  # a .safetensors file
     strength: float = row(
         1.0,
         "With beneath: how strongly the LoRA is added, -10 to 10. Use the same strength when you sample. A "
@@ -204,6 +204,7 @@ class LoraConfig(Config):
         advanced=True,
         optional=True,
         acts_with=("algorithm", with_setting("bake")),
+        decides="result",  # another file of the same weights
     )
     module_dropout: float = row(
         0.0,
@@ -283,6 +284,7 @@ class LoraConfig(Config):
         "as ai-toolkit and diffusers write, for plain LoRA only. ComfyUI reads both.",
         advanced=True,
         optional=True,
+        decides="result",
     )
     timestep_rank: int = row(
         0,
@@ -295,7 +297,7 @@ class LoraConfig(Config):
         acts_with=("algorithm", with_setting("timestep_rank")),
         beside=True,
     )
-    start: str = ""  # a LoRA file to continue: layers, ranks and alphas are the file's
+    start: str = aside(default="")  # a LoRA file to continue: layers, ranks and alphas are the file's
     beneath: tuple[BeneathConfig, ...] = ()
     embeddings: tuple[EmbeddingConfig, ...] = ()  # words whose embeddings are trained with the network
 

@@ -19,6 +19,9 @@ from itertools import groupby
 from typing import Any, Literal
 
 Span = tuple[()] | tuple[float, float] | tuple[float, float, float]
+# What a setting decides of a run: the course of its steps; only the result of these, as their number or the form of the
+# file; or no weight at all. A file's name decides nothing, as its content counts instead.
+Decides = Literal["course", "result", "nothing"]
 WIDGETS = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING", tuple: "STRING"}  # ComfyUI's names
 
 
@@ -36,6 +39,7 @@ class Row:
     unit: str = ""  # as messages write it after a number
     advanced: bool = False  # shown only on request
     optional: bool = False  # came later: older prompts lack it
+    decides: Decides = "course"
     acts_with: tuple[str, tuple[str, ...]] | None = None  # another setting, and its choices with which this one acts
     beside: bool = False  # stands beside that setting on the node, not inside of its choices
     defaults: Mapping[str, Any] = field(default_factory=dict)  # the node's, by the choice that it stands in
@@ -108,6 +112,16 @@ def row(default: Any, words: str, span: Span = (), **more: Any) -> Any:
 def needed(words: str, span: Span = (), **more: Any) -> Any:
     """Declare a field without a default with its row."""
     return field(metadata={"row": Row(words=words, **limits(span), **more)})
+
+
+def aside(**more: Any) -> Any:
+    """Declare a field without a row that decides no weight."""
+    return field(metadata={"decides": "nothing"}, **more)
+
+
+def decides(each: dataclasses.Field[Any]) -> Decides:
+    """Find what a field of a configuration decides; a section that decides nothing has no field that does."""
+    return each.metadata["row"].decides if "row" in each.metadata else each.metadata.get("decides", "course")
 
 
 def limits(span: Span) -> dict[str, float]:

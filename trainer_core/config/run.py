@@ -11,7 +11,7 @@ from .model import BaseModelConfig, MemoryConfig
 from .network import LoraConfig
 from .objective import ObjectiveConfig
 from .optimizer import OptimizerConfig
-from .rows import row
+from .rows import aside, row
 from .sample import SampleConfig
 from .saves import ExistingConfig, SavesConfig
 from .scheduler import SchedulerConfig
@@ -24,8 +24,10 @@ class TrainConfig(Config):
     SECTION: ClassVar = "train"
     NODE: ClassVar = "Train LoRA"
 
-    steps: int = row(1000, "Length of the run in optimizer steps; used when epochs is 0.", span=(1, 1_000_000))
-    epochs: int = row(0, "Length of the run in epochs. 0 = use steps.", span=(0, 100_000))
+    steps: int = row(
+        1000, "Length of the run in optimizer steps; used when epochs is 0.", span=(1, 1_000_000), decides="result"
+    )
+    epochs: int = row(0, "Length of the run in epochs. 0 = use steps.", span=(0, 100_000), decides="result")
     batch_size: int = row(1, "Pictures per batch. More is smoother and needs more memory.", span=(1, 4096))
     resolution: int = row(
         512,
@@ -95,6 +97,7 @@ class TrainConfig(Config):
         span=(0, 20),
         advanced=True,
         optional=True,
+        decides="nothing",
         node="Validation",
     )
     validation_share: float = row(
@@ -110,6 +113,7 @@ class TrainConfig(Config):
         "float16",
         "Precision of the file. float16 is what other programs expect; float32 is twice as large.",
         advanced=True,
+        decides="result",
         node="Saves & Samples",
     )
     log: Literal["none", "csv", "tensorboard", "both"] = row(
@@ -119,6 +123,7 @@ class TrainConfig(Config):
         "shows the samples, too. both, or none.",
         advanced=True,
         open="csv",
+        decides="nothing",
         node="Saves & Samples",
     )
 
@@ -154,7 +159,7 @@ class RunConfig(Config):
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-    sample: SampleConfig = field(default_factory=SampleConfig)
-    saves: SavesConfig = field(default_factory=SavesConfig)
-    existing: ExistingConfig = field(default_factory=ExistingConfig)
+    memory: MemoryConfig = aside(default_factory=MemoryConfig)
+    sample: SampleConfig = aside(default_factory=SampleConfig)
+    saves: SavesConfig = aside(default_factory=SavesConfig)
+    existing: ExistingConfig = aside(default_factory=ExistingConfig)

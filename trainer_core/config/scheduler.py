@@ -155,6 +155,7 @@ class SchedulerConfig(Config):
         span=(0, 1_000_000),
         advanced=True,
         optional=True,
+        decides="result",  # the factors of its steps are compared instead, one by one
     )
 
     def check(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from ..common.values import is_object, is_words
 from ..common.wording import names
 from ..config import node, setting
+from ..config.rows import decides
 from .choose import Choice
 from .folder import RunFolder, find_runs
-from .key import NODES, Keys
+from .key import PARTS, Keys
 
 if TYPE_CHECKING:
     from ..config import RunConfig
 
 MOST = 3  # settings of a node that are named
-UNCOUNTED = ("start", "log")  # settings that change nothing, beside files, whose contents count
 DATA = ("pictures", "captions", "masks", "control pictures")
 
 
@@ -60,13 +60,10 @@ def _changed(run: RunFolder, inputs: Mapping[str, str], config: RunConfig) -> It
     yield from data[:1] if data[:1] == ["pictures"] else data  # other pictures have other captions
     if "models" in different:
         yield "files of the base model or of LoRAs"
-    from ..config import MODEL_FILES  # here, so that lists of runs need no image library
-
-    uncounted = (*MODEL_FILES, "tokenizer", *UNCOUNTED)
-    settings: dict[str, Any] = json.loads(json.dumps(config.to_dict()))
-    for part in (part for part in NODES if part in different):
-        before = run.about["config"].get(part)
-        counted = {key: value for key, value in settings[part].items() if key not in uncounted}
-        fields = [key for key, value in counted.items() if is_object(before) and before.get(key) != value]
+    for part in (part for part in PARTS if part in different):
+        section, before = getattr(config, part), run.about["config"].get(part)
+        after: dict[str, Any] = section.to_dict()
+        counted = [each.name for each in dataclasses.fields(section) if decides(each) != "nothing"]
+        fields = [key for key in counted if is_object(before) and before.get(key) != after[key]]
         which = names(fields, MOST) if fields and part != "dataset" else "settings"
-        yield f"{which} of {node(NODES[part])}"
+        yield f"{which} of {node('concepts' if part == 'dataset' else part)}"

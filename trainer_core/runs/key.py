@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..config import ObjectiveConfig, RunConfig
+from ..config.rows import Decides, decides
+
 if TYPE_CHECKING:
-    from ..config import ObjectiveConfig, RunConfig
     from ..data.scan import Index
     from ..models import Source
     from ..models.base import LevelDefaults
 
 FORMAT = 1  # of run folders and of their keys; raise it whenever the same key, or a default, gives other weights
 SHOWN = 12  # characters of a key in folder names
-NODES = {  # parts of a key that are the settings of nodes, and how `node` names these
-    "dataset": "concepts",
-    **{part: part for part in ("base_model", "lora", "objective", "optimizer", "scheduler", "train")},
-}
+PARTS = tuple(each.name for each in dataclasses.fields(RunConfig) if decides(each) != "nothing")
 MODEL_ENDINGS = (".safetensors", ".json", ".txt")  # of the files that count in a diffusers folder or a tokenizer's
 
 
@@ -41,50 +41,31 @@ def build_keys(
     Only settings that decide the weights count: no names and paths, no intervals of saves, samples and logs, no memory
     settings (which change rounding at most).
     """
-    values = _values(config, models, pictures, levels)
-    whole, train, lora = _digest(values), values["train"], values["lora"]
-    for section, names in (
-        (lora, ("names", "bake")),  # another form is another file of the same weights
-        (train, ("steps", "epochs", "save_dtype")),
-        (values["scheduler"], ("planned_steps",)),  # factors are compared instead, step by step
-    ):
-        for name in names:
-            section.pop(name, None)
-    return Keys(run=whole, course=_digest(values))
+    whole = _values(config, models, pictures, levels, ("course", "result"))
+    course = _values(config, models, pictures, levels, ("course",))
+    return Keys(run=_digest(whole), course=_digest(course))
 
 
 def build_parts(
     config: RunConfig, models: Mapping[str, str], data: Mapping[str, str], levels: LevelDefaults | None = None
 ) -> dict[str, str]:
     """Compute a digest of each part of a run's key, to tell people which of them changed; data: of `manifest_parts`."""
-    values = _values(config, models, "", levels)
-    return {**data, **{part: _digest({part: value}) for part, value in values.items() if part in (*NODES, "models")}}
+    values = _values(config, models, "", levels, ("course", "result"))
+    return {**data, **{part: _digest({part: value}) for part, value in values.items() if part in (*PARTS, "models")}}
 
 
 def _values(
-    config: RunConfig, models: Mapping[str, str], pictures: str, levels: LevelDefaults | None
+    config: RunConfig,
+    models: Mapping[str, str],
+    pictures: str,
+    levels: LevelDefaults | None,
+    deciding: Collection[Decides],
 ) -> dict[str, Any]:
-    """Collect everything that decides the trained weights, and nothing else."""
-    from ..config import MODEL_FILES  # imported here, so that lists of runs need no image library
-
-    values = {part: {} for part in NODES} | config.changes()  # a new setting changes no key until somebody sets it
-    for part in ("saves", "existing", "sample", "memory"):
-        values.pop(part, None)
-    concepts = values["dataset"].get("concepts", ())
-    ignored: list[tuple[dict[str, Any], tuple[str, ...]]] = [  # the content counts instead, by its digest
-        (values["base_model"], (*MODEL_FILES, "tokenizer")),
-        (values["lora"], ("start",)),
-        *((beneath, ("path",)) for beneath in values["lora"].get("beneath", ())),
-        *((concept, ("folder", "leave_out")) for concept in concepts),
-        *((concept["captions"], ("file",)) for concept in concepts if "captions" in concept),
-        *((concept["masks"], ("folder",)) for concept in concepts if "masks" in concept),
-        *((concept["controls"], ("folders",)) for concept in concepts if "controls" in concept),
-        (values["train"], ("log", "validation_levels", *(() if config.train.keeps_by else ("validate_every",)))),
-        (values["objective"], ("timestep_distribution", "timestep_shift")),
-    ]
-    for section, names in ignored:
-        for name in names:
-            section.pop(name, None)
+    """Collect what decides this of a run, by the rows of its settings; a new one changes no key until it is set."""
+    values: dict[str, Any] = {part: {} for part in PARTS} | config.changes(deciding)
+    if not config.train.keeps_by:
+        values["train"].pop("validate_every", None)  # only looks, where it does not choose the weights
+    values["objective"].pop("timestep_shift", None)  # what acts stands there, whoever chose it
     values["objective"] |= _levels(config.objective, levels)
     connected = values["base_model"].pop("connected", None)
     if connected is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lora_atelier.dev import ROOT
+from lora_atelier.trainer_core.config.base import Config
 from lora_atelier.trainer_core.config.forms import FORMS
 from lora_atelier.trainer_core.config.naming import OTHERS, SECTIONS, node, put_beneath, run_again, setting
 from lora_atelier.trainer_core.config.optimizers import OPTIMIZERS
@@ -74,6 +75,11 @@ def test_each_setting_that_a_message_names_exists() -> None:
     assert calls("node") <= SECTIONS.keys() | OTHERS.keys()
     assert not SECTIONS.keys() & OTHERS.keys()
     assert {other.title for other in OTHERS.values()} <= titles()
+
+
+def test_each_section_is_found_by_a_name_of_its_own() -> None:
+    sections = {config.SECTION for config in Config.__subclasses__()}
+    assert sections - {""} == {config.SECTION for config in SECTIONS.values()}
 
 
 @pytest.mark.parametrize(
