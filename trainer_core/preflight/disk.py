@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from ..config import MOST_LORAS, RunConfig, setting
-from ..data.fit import BINS
 from ..data.plan import Plan
 from ..memory import DTYPES
+from ..networks import Network
 from ..networks.of_model import learning_rates
-from ..optim.noise_scale import looked_at
-from .estimate import optimizer_state
 from .outline import Outline
 
 TENSOR_ENTRY = 350  # bytes in a file to describe a tensor: its name, its shape, its entry in the state
-SMALL_FILES = 20_000  # bytes of the small files of a save
+SMALL_FILES = 20_000  # bytes of the small files of a save, and of values that nobody counts
 
 
-def check_disk(config: RunConfig, plan: Plan, outline: Outline, runs: Path, existing: int = 0) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ahead:
+    """What the size of a save follows from before a run begins; tensors are on the meta device."""
+
+    config: RunConfig
+    plan: Plan
+    network: Network
+    parameters: list[Tensor]  # that are trained
+
+
+Content = Callable[[Ahead], list[int]]  # lists the bytes of each tensor of a run's state that a save holds
+
+
+def check_disk(
+    config: RunConfig, plan: Plan, outline: Outline, runs: Path, content: Content, existing: int = 0
+) -> None:
     """Raise ValueError when the saves of a run do not fit into the folder of runs.
 
     While a save is written, keep_last older ones are on the disk. existing: bytes of saves that the run already has,
     and of LoRAs of its sampled steps.
     """
-    each, count = save_bytes(config, plan, outline), config.saves.keep_last + 1 if config.saves.save_every else 1
+    each = save_bytes(config, plan, outline, content)
+    count = config.saves.keep_last + 1 if config.saves.save_every else 1
     sampled = sampled_steps(config, plan)
     loras = sampled * sum(_files(config, outline))
     needed = each * count + loras - existing
@@ -50,19 +68,14 @@ def sampled_steps(config: RunConfig, plan: Plan) -> int:
     return min(MOST_LORAS, max(0, length - 1) // every)  # the end is saved anyway
 
 
-def save_bytes(config: RunConfig, plan: Plan, outline: Outline) -> int:
-    """Estimate the bytes of one save of a run: weights, averages, optimizer and LoRA files."""
-    base, network = outline.base, outline.network
-    optimizer, train = config.optimizer, config.train
-    rates = learning_rates(optimizer, base)
+def save_bytes(config: RunConfig, plan: Plan, outline: Outline, content: Content) -> int:
+    """Estimate the bytes of one save of a run: its state and its LoRA files."""
+    optimizer, network = config.optimizer, outline.network
+    rates = learning_rates(optimizer, outline.base)
     groups = network.groups(rates, optimizer.conv_learning_rate, optimizer.lora_plus_ratio)
     parameters = [p for group in groups for p in group["params"]]
-    weights = [t.nbytes for t in network.state_dict().values()] * (2 if train.keeps_by else 1)
-    state = optimizer_state(parameters, optimizer.replace(ema_device="same"))  # the average is saved wherever it is
-    sizes = [*weights, *(count * dtype.itemsize for count, dtype in state), sum(looked_at(parameters)) * 4]
-    sizes += _files(config, outline)
-    history = 8 * plan.steps * (1 + len(plan.concept_names())) + (8 + 4 * BINS) * len(plan.manifest.pictures)
-    return sum(sizes) + TENSOR_ENTRY * len(sizes) + SMALL_FILES + history
+    sizes = content(Ahead(config=config, plan=plan, network=network, parameters=parameters)) + _files(config, outline)
+    return sum(sizes) + TENSOR_ENTRY * len(sizes) + SMALL_FILES
 
 
 def _files(config: RunConfig, outline: Outline) -> list[int]:

@@ -1,4 +1,4 @@
-"""Collect a run's state as tensors, and restore a run from them."""
+"""Collect a run's state as tensors, tell their size ahead, and restore a run from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from torch import Tensor
 
 from ..common.tensor_tree import load_state
 from ..config import node, run_again
+from ..data.fit import BINS
 from ..optim import arguments, build_optimizer, check_shapes, describe, load_exactly
+from ..optim.noise_scale import looked_at
+from ..preflight.disk import Ahead
+from ..preflight.estimate import optimizer_state
 from ..runs import HISTORY, OPTIMIZER, WEIGHTS, Checkpoint
 from .state import Best, Run
 
@@ -19,12 +23,13 @@ GROUP_SETTINGS = ("lr", "base_lr", "weight_decay", "model", "name", "decays")  #
 
 
 class Field(NamedTuple):
-    """A value in a file of a save: how it is taken from a run, and how a run takes it back."""
+    """A value in a file of a save: how it is taken from a run, how a run takes it back, and how large it is."""
 
     name: str
     of: Callable[[Run], Any]
     # Given all values of its file. A field that older saves lack reads them by `get`.
     put: Callable[[Run, Mapping[str, Any]], None] = lambda run, saved: None
+    bytes: Callable[[Ahead], list[int]] = lambda ahead: []  # of each tensor; a few numbers count as nothing
 
 
 def _put(name: str) -> Callable[[Run, Mapping[str, Any]], None]:
@@ -89,6 +94,10 @@ def _put_validation(run: Run, saved: Mapping[str, Any]) -> None:
     run.validation[:] = saved["validation"]  # as losses
 
 
+def _concepts_of(run: Run) -> dict[str, Tensor]:
+    return {name: _series(each) for name, each in run.concepts.items()}
+
+
 def _put_concepts(run: Run, saved: Mapping[str, Any]) -> None:
     run.concepts = {name: saved["concepts"].get(name, _unknown(run.at)).tolist() for name in run.concepts}
 
@@ -101,40 +110,66 @@ def _unknown(steps: int) -> Tensor:
     return torch.full((steps,), math.nan)
 
 
-def _own(name: str) -> Field:
+def _bytes_of_weights(ahead: Ahead) -> list[int]:
+    return [tensor.nbytes for tensor in ahead.network.state_dict().values()]
+
+
+def _bytes_of_averages(ahead: Ahead) -> list[int]:
+    return [4 * p.numel() for p in ahead.parameters] if ahead.config.optimizer.ema_decay else []
+
+
+def _bytes_of_best(ahead: Ahead) -> list[int]:
+    return _bytes_of_weights(ahead) if ahead.config.train.keeps_by else []
+
+
+def _bytes_of_optimizer(ahead: Ahead) -> list[int]:
+    apart = ahead.config.optimizer.replace(ema_device="cpu")  # the average has a line of its own
+    return [count * dtype.itemsize for count, dtype in optimizer_state(ahead.parameters, apart)]
+
+
+def _bytes_of_concepts(ahead: Ahead) -> list[int]:
+    return [8 * ahead.plan.steps] * len(ahead.plan.concept_names())
+
+
+def _own(name: str, size: Callable[[Ahead], list[int]]) -> Field:
     """Describe the state of an object of a run; it takes None from saves that lack it."""
 
     def put(run: Run, saved: Mapping[str, Any]) -> None:
         getattr(run, name).load_state_dict(saved.get(name))
 
-    return Field(name, lambda run: getattr(run, name).state_dict(), put)
+    return Field(name, lambda run: getattr(run, name).state_dict(), put, size)
 
 
 # ALL THAT A SAVE HOLDS of a run, beside its LoRA files: a new value is one line here. Each key is a file of its own, so
 # that the weights resume where that of the optimizer or the history is damaged.
 CONTENT: dict[str, tuple[Field, ...]] = {
     WEIGHTS: (
-        _own("network"),
-        Field("ema", _averages_of, _put_averages),
-        Field("best", _best_of, _put_best),
+        _own("network", _bytes_of_weights),
+        Field("ema", _averages_of, _put_averages, _bytes_of_averages),
+        Field("best", _best_of, _put_best, _bytes_of_best),
         Field("at", lambda run: run.at, _put("at")),
         Field("saves", lambda run: run.saves, _put("saves")),
     ),
     OPTIMIZER: (
-        Field("optimizer", lambda run: run.optimizer.state_dict(), _put_optimizer),
+        Field("optimizer", lambda run: run.optimizer.state_dict(), _put_optimizer, _bytes_of_optimizer),
         Field("of", lambda run: _identity(run)),  # of which optimizer the state is
         Field("scaler", lambda run: run.scaler.state_dict(), _put_scaler),
-        _own("noise_scale"),
+        _own("noise_scale", lambda ahead: [4 * sum(looked_at(ahead.parameters))]),
         Field("terms", _terms_of, _put_terms),
     ),
     HISTORY: (
-        Field("losses", lambda run: _series(run.losses), _put_losses),
-        Field("concepts", lambda run: {name: _series(each) for name, each in run.concepts.items()}, _put_concepts),
+        Field("losses", lambda run: _series(run.losses), _put_losses, lambda ahead: [8 * ahead.plan.steps]),
+        Field("concepts", _concepts_of, _put_concepts, _bytes_of_concepts),
         Field("validation", lambda run: run.validation, _put_validation),
-        _own("fits"),
+        _own("fits", lambda ahead: [(8 + 4 * BINS) * len(ahead.plan.manifest.pictures)]),
         Field("best", lambda run: run.best and (run.best.steps, run.best.loss)),  # for the result
     ),
 }
+
+
+def sizes_ahead(ahead: Ahead) -> list[int]:
+    """List the bytes of each tensor that `state_of` will collect."""
+    return [size for fields in CONTENT.values() for field in fields for size in field.bytes(ahead)]
 
 
 def state_of(run: Run) -> dict[str, dict[str, Any]]:

@@ -57,7 +57,7 @@ from ..preflight.outline import outline_run, trains_text
 from ..preflight.report import long_captions, report
 from ..runs import Checkpoint, RunFolder, build_keys, build_parts, model_digests
 from ..runs.log import check_log
-from .checkpoint import resume
+from .checkpoint import resume, sizes_ahead
 from .conditioning import check_embeddings, check_stops
 from .encode import encode_plan, encode_together
 from .encoded import Encoded, EncodingContext
@@ -194,7 +194,7 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
     outline = outline_run(config, planned.outline)
     saved = [*existing.checkpoints(), *existing.sampled()] if existing else []
     if job.world.leads:  # the others write nothing there
-        check_disk(config, plan, outline, job.runs, sum(each.size for each in saved))
+        check_disk(config, plan, outline, job.runs, sizes_ahead, sum(each.size for each in saved))
         job.destination.check_folders()
         check_writable(job.runs)
     long = long_captions(plan, outline.base.text, word_ids(config.lora.embeddings))
