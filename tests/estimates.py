@@ -25,10 +25,10 @@ def meta_base(checkpointing=False, dtype=torch.float32):
     return base
 
 
-def estimate(base=None, rank=4, **options):
+def estimate(base=None, rank=4, init="default", **options):
     """Estimate a step at 128 px, counted to the byte; run: whose terms it has."""
     base, trained, run = base or meta_base(), options.pop("trained", ("lora_unet",)), options.pop("run", PLAIN)
-    config = LoraConfig(rank=rank, alpha=4, preset="full")
+    config = LoraConfig(rank=rank, alpha=4, preset="full", init=init)
     with torch.device("meta"):
         network = Network(choose_layers(base, config, trained), config, seed=0)
     objective = Objective(run.objective, base.noise, 0, base.levels, terms_of(run))

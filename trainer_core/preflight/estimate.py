@@ -40,7 +40,7 @@ class Estimate:
     """The memory of a training step at its peak, in bytes."""
 
     weights: int  # frozen weights on the device
-    network: int  # LoRA parameters, their gradients, the state of the optimizer and of the gradient noise scale
+    network: int  # its tensors, the gradients of those trained, the state of the optimizer and of the noise scale
     activations: int  # the rest of the peak
 
     @property
@@ -277,9 +277,10 @@ def estimate_step(
     with live, fused, network.attached():
         # From the second step on the optimizer's state exists. The extra memory of an update that is not fused is not
         # counted: activations, which usually took more, are freed by then.
-        weights = live.count(parameters)
+        gradients = live.count(parameters)  # as large as their weights
+        live.count((*network.parameters(), *network.buffers()))  # what is not trained, too
         state = [torch.empty(size, dtype=dtype, device="meta") for size, dtype in kept]
-        network_bytes = live.now + weights  # gradients are as large as their weights
+        network_bytes = live.now + gradients
         if shape.accumulates:
             for parameter in parameters:
                 parameter.grad = torch.empty_like(parameter)

@@ -137,7 +137,7 @@ def fit_measured(
         start = load_continued(config, base)
         rates = learning_rates(config.optimizer, base)
         network = build_network(base, config, rates, start.layers if start else None).to(device, dtype)
-        kept = _network_bytes(network, config)
+        kept = network_bytes(network, config)
         free, shares = free_bytes(device), kind_of(device).shares_ram
         with network.attached():
             remarks = _try_out(
@@ -197,9 +197,10 @@ def _peak(
     return None
 
 
-def _network_bytes(network: Network, config: RunConfig) -> int:
-    """Count the bytes of the network, its gradients, the optimizer's state and the gradient noise scale's."""
+def network_bytes(network: Network, config: RunConfig) -> int:
+    """Count the bytes of the network's tensors, of gradients, and of the state of the optimizer and the noise scale."""
     parameters = [p for p in network.parameters() if p.requires_grad]
     state = optimizer_state(parameters, config.optimizer)
     state.append((sum(looked_at(parameters)), torch.float32))
-    return 2 * sum(p.nbytes for p in parameters) + sum(number * dtype.itemsize for number, dtype in state)
+    held = (*network.parameters(), *network.buffers(), *parameters)  # these twice, for their gradients
+    return sum(t.nbytes for t in held) + sum(number * dtype.itemsize for number, dtype in state)

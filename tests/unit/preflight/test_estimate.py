@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from estimates import estimate, meta_base
+from estimates import PLAIN, estimate, meta_base
 from tiny_models import network_on, tiny_unet
 from torch.utils.checkpoint import checkpoint as recompute
 
@@ -28,6 +28,7 @@ from lora_atelier.trainer_core.preflight.estimate import (
     fused_attention,
     optimizer_state,
 )
+from lora_atelier.trainer_core.preflight.measured import network_bytes
 
 SIZE = 1000 * 4  # bytes of the tensors that are counted by hand
 
@@ -194,6 +195,13 @@ def test_the_rank_changes_the_network():
     assert eight.network - counts == 2 * (four.network - counts)
     # the peak is in the forward pass, before the gradients, so that the rest is smaller by what these grow
     assert eight.activations == pytest.approx(four.activations, rel=0.02)
+
+
+def test_what_the_network_holds_and_does_not_train_counts_without_gradient_and_state():
+    trained = network_on(tiny_unet(), LoraConfig(rank=4, preset="full"))
+    assert estimate(init="pissa").network - estimate().network == sum(p.nbytes for p in trained.parameters())
+    plain, pissa = (network_on(tiny_unet(), LoraConfig(rank=4, init=init)) for init in ("default", "pissa"))
+    assert network_bytes(pissa, PLAIN) - network_bytes(plain, PLAIN) == sum(p.nbytes for p in plain.parameters())
 
 
 def test_every_setting_changes_what_it_should():
