@@ -21,7 +21,7 @@ class Algorithm(NamedTuple):
     opposite: bool = False  # at strength -1 it does the opposite
     layers: str = ""  # its own choice of layers, as a model lists it beside the presets; "" = the preset's
     sign: str = ""  # a part of its tensors' names that no base model has
-    lycoris: str = ""  # its name in LyCORIS, where that is another
+    lycoris: str = ""  # its name in LyCORIS; "" = it has none, and metadata calls the file a LoRA
     lycoris_args: tuple[str, ...] = ()  # settings of its own that LyCORIS knows by the same names
 
 
@@ -54,6 +54,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         usual_rank=True,
         opposite=True,
         sign="hada_w1",
+        lycoris="loha",
     ),
     "lokr": Algorithm(
         "LoKr",
@@ -61,19 +62,44 @@ ALGORITHMS: dict[str, Algorithm] = {
         (*PRODUCT, "factor", "decompose_both", "full_matrix"),
         opposite=True,
         sign="lokr_w",
+        lycoris="lokr",
         lycoris_args=("factor", "decompose_both", "full_matrix"),
     ),
     "glora": Algorithm(
-        "GLoRA", "also changes the inputs of layers", ("rs_lora", "use_scalar"), bare=True, usual_rank=True
+        "GLoRA",
+        "also changes the inputs of layers",
+        ("rs_lora", "use_scalar"),
+        bare=True,
+        usual_rank=True,
+        lycoris="glora",
     ),
     "ia3": Algorithm(
-        "(IA)^3", "one number per channel of keys, values and MLP", ("bake",), rank=False, layers=KEYS_AND_ENDS
+        "(IA)^3",
+        "one number per channel of keys, values and MLP",
+        ("bake",),
+        rank=False,
+        layers=KEYS_AND_ENDS,
+        lycoris="ia3",
     ),
     "oft": Algorithm(
-        "OFT", ROTATION, ("constraint", "bake"), alpha=False, sign="oft_blocks", lycoris_args=("constraint",)
+        "OFT",
+        ROTATION,
+        ("constraint", "bake"),
+        alpha=False,
+        sign="oft_blocks",
+        lycoris="oft",
+        lycoris_args=("constraint",),
     ),
-    "boft": Algorithm("BOFT", ROTATION, ("constraint", "bake"), alpha=False, lycoris_args=("constraint",)),
-    "full": Algorithm("full difference", "the whole difference of each weight, very large", rank=False, opposite=True),
+    "boft": Algorithm(
+        "BOFT", ROTATION, ("constraint", "bake"), alpha=False, lycoris="boft", lycoris_args=("constraint",)
+    ),
+    "full": Algorithm(
+        "full difference",
+        "the whole difference of each weight, very large",
+        rank=False,
+        opposite=True,
+        lycoris="full",
+    ),
 }
 
 

@@ -252,11 +252,13 @@ def _objective_metadata(objective: ObjectiveConfig) -> dict[str, Any]:
 def network_metadata(
     lora: LoraConfig, start: Mapping[str, Any] | None = None, lora_plus_ratio: float = 1.0
 ) -> dict[str, Any]:
-    """Build the `ss_network_*` keys, as sd-scripts (for its own LoRA) or LyCORIS (for all else) writes them.
+    """Build the `ss_network_*` keys, as LyCORIS writes them for what it knows, or sd-scripts for a plain LoRA.
 
     start: as for `build_metadata`; its kinds, rank and alpha then replace the configuration's.
     """
+    algorithm = ALGORITHMS[lora.algorithm]
     plain = lora.algorithm == "lora" and not (lora.dora or lora.tucker or lora.use_scalar or lora.train_norm)
+    plain = plain or not algorithm.lycoris
     kinds = start["kinds"] if start is not None else ["LoRA" if plain else ""]
     module = "networks.lora" if kinds == ["LoRA"] else "lycoris.kohya"
     size = {"rank": lora.rank, "alpha": lora.alpha} if start is None else start
@@ -274,9 +276,8 @@ def network_metadata(
             "block_lr_weight": _list(lora.block_weights),
         }
         if module == "lycoris.kohya":
-            algorithm = ALGORITHMS[lora.algorithm]
             args |= {
-                "algo": algorithm.lycoris or lora.algorithm,
+                "algo": algorithm.lycoris,
                 "dora_wd": lora.dora,
                 **({"wd_on_output": "False"} if lora.dora else {}),
                 "use_tucker": lora.tucker,

@@ -12,7 +12,14 @@ from safetensors.torch import save_file
 from tiny_models import family_tensors, model_of, network_on, targets_in, tiny_text_encoder, tiny_unet
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from lora_atelier.trainer_core.config import BaseModelConfig, DatasetConfig, LoraConfig, OptimizerConfig, RunConfig
+from lora_atelier.trainer_core.config import (
+    ALGORITHMS,
+    BaseModelConfig,
+    DatasetConfig,
+    LoraConfig,
+    OptimizerConfig,
+    RunConfig,
+)
 from lora_atelier.trainer_core.lora_files.metadata import network_metadata
 from lora_atelier.trainer_core.memory import keep_weights
 from lora_atelier.trainer_core.models import source_of
@@ -343,6 +350,17 @@ def test_metadata_tells_the_network_in_the_words_of_other_trainers(kind):
         {k: str(v) for k, v in args.items()},
     )
     assert (found["network_dim"], found["network_alpha"]) == (16, 16.0)
+
+
+def test_metadata_names_what_lycoris_knows_and_calls_all_else_a_lora(monkeypatch):
+    def told(name):
+        found = network_metadata(LoraConfig(algorithm=name, preset="attn-mlp"))
+        return found["network_module"], json.loads(found["network_args"]).get("algo")
+
+    others = [name for name in ALGORITHMS if name != "lora"]
+    assert {name: told(name) for name in others} == {name: ("lycoris.kohya", name) for name in others}
+    monkeypatch.setitem(ALGORITHMS, "glora", ALGORITHMS["glora"]._replace(lycoris=""))
+    assert told("glora") == ("networks.lora", None)
 
 
 def test_metadata_of_a_continued_file_tells_what_the_file_is():
