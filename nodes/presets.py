@@ -44,6 +44,7 @@ def offer(prompt: Mapping[str, Any], node: str) -> dict[str, Any]:
 def family_of(prompt: Mapping[str, Any], node: str) -> str:
     """Find the family of the model that is linked to a Train LoRA, from its file's header; raises ValueError."""
     from ..trainer_core.models import source_of
+    from ..trainer_core.models.sd.family import TOY as OF_TOY
     from .comfyui.connected.architecture import architecture_of_file
 
     try:
@@ -53,8 +54,9 @@ def family_of(prompt: Mapping[str, Any], node: str) -> str:
     if chosen.connected is None:
         source = source_of(chosen)
         source.check()
-        title = source.outline().title
-        kind = next((each.kind for each in ARCHITECTURES if each.title == title), TOY)
+        outline = source.outline()
+        title, toy = outline.title, outline.defaults == OF_TOY
+        kind = TOY if toy else next((each.kind for each in ARCHITECTURES if each.title == title), "")
     else:
         file = file_of_model(prompt, chosen.path)
         architecture = None if folders.is_toy(file) else architecture_of_file(file)
