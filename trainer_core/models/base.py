@@ -90,6 +90,11 @@ class LatentFormat:
         width, height = (max(self.step, round(side * share / self.step) * self.step) for side in size)
         return width, height
 
+    def at_most(self, size: Size, side: int) -> Size:
+        """Scale a picture whose shorter side is longer than this down to it."""
+        width, height = size
+        return self.scaled(size, min(1.0, side / min(width, height)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseModel:

@@ -168,7 +168,7 @@ def _try_out(
 ) -> list[str]:
     """Try the model on small pictures, as nothing is recomputed yet; some models take none below a size."""
     layers = dict(network.layers.items())
-    small = form.scaled(size, min(1.0, SMALL / min(size)))
+    small = form.at_most(size, SMALL)
     try:
         return host.try_out(layers, caption, small, references)
     except ValueError:

@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 from tiny_models import model_of
 
+from lora_atelier.trainer_core.common.axes import Size
 from lora_atelier.trainer_core.models import base
 
 MOST = 12  # members of a piece
@@ -55,3 +56,10 @@ def test_stable_diffusion_has_what_it_needs_and_no_more() -> None:
 def test_latents_have_the_height_of_a_picture_before_its_width(pixels: int | Fraction, axes: tuple[int, int]) -> None:
     found = base.LatentFormat(channels=4, pixels=pixels, step=128).axes((256, 384))
     assert found == axes and all(type(axis) is int for axis in found)
+
+
+@pytest.mark.parametrize(
+    ("size", "small"), [((768, 512), (384, 256)), ((512, 1024), (256, 512)), ((200, 96), (200, 96))]
+)
+def test_a_picture_is_scaled_down_by_its_shorter_side(size: Size, small: Size) -> None:
+    assert base.LatentFormat(channels=4, pixels=8, step=8).at_most(size, 256) == small
