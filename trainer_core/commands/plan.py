@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ..common.callbacks import Callbacks, StepReport
 from ..common.cancel import cancellable
 from ..common.command_line import PROGRAM
 from ..common.files import written_whole
+from ..common.remaining import Remaining
 from ..common.wording import bytes_of, clock, count, speed
 from ..config import ExistingConfig, RunConfig, SampleConfig, SavesConfig, SchedulerConfig
 from ..memory import choose_dtype, free_bytes
@@ -140,10 +142,16 @@ def measure(
 ) -> None:
     """Take a few steps of the run in a folder that is thrown away, and tell how long all take."""
     reports: list[StepReport] = []
-    quiet = Callbacks(phase=callbacks.phase, check=callbacks.check, step=reports.append)
+    remaining = Remaining()
+
+    def step(report: StepReport) -> None:
+        reports.append(report)
+        remaining.add(report.step, time.monotonic())  # without the duration of the first one, which does not count
+
+    quiet = Callbacks(phase=callbacks.phase, check=callbacks.check, step=step)
     with tempfile.TemporaryDirectory() as folder:
         train_lora(shortened(config), Path(folder) / "measured.safetensors", places.cache, device, quiet, source=source)
-    seconds = sum(report.seconds for report in reports[1:]) / len(reports[1:])
+    seconds = remaining.pace or 0.0
     peak = max((report.peak_memory or 0 for report in reports), default=0)
     said = f"About {clock(seconds * left)} for {count(left, 'step')}: {speed(seconds)}, measured over "
     said += count(len(reports) - 1, "step") + (f", with {bytes_of(peak)} of GPU memory at most." if peak else ".")

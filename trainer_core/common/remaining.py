@@ -1,4 +1,7 @@
-"""How fast a run is, and how long it still takes: one rule for the page, a shell, and who follows a run elsewhere."""
+"""How fast a run is, and how long it still takes.
+
+One rule for the page, a shell, who follows a run elsewhere, and the forecast of `plan`.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,16 @@ class Remaining:
             self._seen.append((finished - 1, seconds - took))
         self._seen.append((finished, seconds))
 
+    @property
+    def pace(self) -> float | None:
+        """Seconds that a step takes; None before a whole step was seen."""
+        if len(self._seen) < 2:
+            return None
+        (first, began), (last, ended) = self._seen[0], self._seen[-1]
+        return max(0.0, ended - began) / (last - first)
+
     def texts(self, steps: int) -> list[str]:
         """Write the time that is left of so many steps, and the speed; nothing before a whole step was seen."""
-        if len(self._seen) < 2:
+        if (pace := self.pace) is None:
             return []
-        (first, began), (last, ended) = self._seen[0], self._seen[-1]
-        each = max(0.0, ended - began) / (last - first)
-        return [say("{0} left", clock(each * max(0, steps - last))), speed(each)]
+        return [say("{0} left", clock(pace * max(0, steps - self._seen[-1][0]))), speed(pace)]
