@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ..common.wording import count
 from ..config import SchedulerConfig, setting
+from ..config.scheduler import RESTARTS
 from .expression import read_expression
 
 NAMES = ("t", "step", "total")  # variables of an expression
@@ -78,7 +79,7 @@ def check_length(steps: int, config: SchedulerConfig) -> None:
         raise ValueError(f"warmup_steps is {asked}, and {of}; set {setting('scheduler.warmup_steps')} below that.")
     if config.name == "rex_restarts":
         _cycle_borders(length - warmup, config)
-    if config.name in ("cosine_with_restarts", "cosine_soft_restarts") and config.cycles > length - warmup:
+    elif config.name in RESTARTS and config.cycles > length - warmup:
         raise ValueError(
             f"cycles is {config.cycles}, more than the {count(length - warmup, 'step')} after the warm-up. Set "
             f"{setting('scheduler.cycles')} lower."
