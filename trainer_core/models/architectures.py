@@ -66,6 +66,9 @@ class Architecture:
     references: int = 0  # control pictures that it reads at most, as ComfyUI's reference latents
     seen: bool = False  # its text encoder reads control pictures, too
     distilled: str = ""  # why it should not be trained, and what to do instead
+    # Patterns of names of distilled files, in lower case, beside those of all; with words for it, "" for what matched.
+    few_steps: Mapping[str, str] = field(default_factory=dict)
+    halves: tuple[str, int] | None = None  # a model of two files, for much and little noise, and the timestep between
     untried: bool = False  # no trainer's values were found
     # What tells its files, and what they are called then. A mark of several architectures stands in one of their rows.
     in_loras: Mapping[str, str] = field(default_factory=dict)  # patterns of layers' names with underscores for dots
@@ -95,6 +98,7 @@ FLUX2 = by_tokens("musubi-tuner's flux2_shift, as OneTrainer's dynamic shift", 1
 WAN = middle("musubi-tuner, docs/wan.md", 3.0)
 MUSUBI = "rank and learning rate as musubi-tuner, caption dropout as ai-toolkit"
 KLEIN = Sampling(steps=20, cfg=5.0)
+KLEIN_IN_FEW = {r"^(?!.*base).*klein": "klein without base"}
 
 # The first row with a mark of a file decides. So FLUX comes behind its kin, whose blocks have the same names.
 ARCHITECTURES = (
@@ -150,6 +154,7 @@ ARCHITECTURES = (
         base_version="flux_2_klein_9b",
         levels=FLUX2,
         sampling=KLEIN,
+        few_steps=KLEIN_IN_FEW,
         references=MOST_CONTROLS,
     ),
     Architecture(
@@ -161,6 +166,7 @@ ARCHITECTURES = (
         base_version="flux_2_klein_4b",
         levels=FLUX2,
         sampling=KLEIN,
+        few_steps=KLEIN_IN_FEW,
         references=MOST_CONTROLS,
     ),
     Architecture(
@@ -224,6 +230,7 @@ ARCHITECTURES = (
         classes=("HiDream",),
         levels=middle("OneTrainer's preset"),
         sampling=Sampling(steps=50, cfg=5.0, sampler="uni_pc"),
+        few_steps={r"(?<![a-z])(dev|fast)(?![a-z])": ""},
         in_loras={"double_stream_blocks": "HiDream"},
         in_files={"caption_projection.0.linear.": "a HiDream model"},
     ),
@@ -391,6 +398,7 @@ ARCHITECTURES = (
         learning_rate=2e-4,
         resolution=768,
         source=MUSUBI,
+        halves=("Wan 2.2", 875),
         in_loras={r"blocks_\d+_(self|cross)_attn_[qkvo]$": "Wan"},
         diffusers=Conversion("WanTransformer3DModel", ("blocks.0.cross_attn.o",)),
     ),

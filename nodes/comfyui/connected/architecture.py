@@ -50,8 +50,7 @@ PRESETS = {
 }
 BUT = r"(?<!un)(?<!de)(?<!de[-_ ])(?<!non)(?<!non[-_ ])"  # words before it that undo it
 # In names of files, lower case: of models that are distilled to a few steps. Some are longer words' beginnings.
-FEW_STEPS = re.compile(rf"{BUT}(turbo|lightning|schnell|distill)|(?<![a-z])(lcm|hyper|dmd2?)(?![a-z])")
-FEW_STEPS_OF_HIDREAM = re.compile(r"(?<![a-z])(dev|fast)(?![a-z])")
+FEW_STEPS = rf"{BUT}(turbo|lightning|schnell|distill)|(?<![a-z])(lcm|hyper|dmd2?)(?![a-z])"
 NO_ROW = Architecture(kind="", title="", classes=(), levels=LevelDefaults(), untried=True)  # of one not listed
 
 
@@ -158,10 +157,11 @@ def remarks(patcher: Any, clip: Any = None) -> list[str]:
         sentences.append(
             f"No trainer's settings for {row.title} were found, so its defaults are untried. Look at samples early."
         )
-    if row.kind == "wan" and ("high" in name or "low" in name) and "noise" in name:
-        part, limits = ("high", "min_timestep to 875") if "high" in name else ("low", "max_timestep to 874")
+    if row.halves and ("high" in name or "low" in name) and "noise" in name:
+        (whole, border), part = row.halves, "high" if "high" in name else "low"
+        limits = f"min_timestep to {border}" if part == "high" else f"max_timestep to {border - 1}"
         sentences.append(
-            f"By its name this is the {part}-noise half of Wan 2.2. Set {limits} of Noise & Loss, so that it is "
+            f"By its name this is the {part}-noise half of {whole}. Set {limits} of Noise & Loss, so that it is "
             "trained where it is used (for image to video: 900)."
         )
     if other := _other_clip(patcher.model, clip):
@@ -181,10 +181,9 @@ def distilled(patcher: Any) -> str:
     if row.distilled:
         return row.distilled
     name = file.lower()
-    found = FEW_STEPS.search(name) or (FEW_STEPS_OF_HIDREAM.search(name) if row.kind == "hidream" else None)
-    few = row.kind == "flux2_klein" and "klein" in name and "base" not in name
-    word = found[0] if found else "klein without base" if few else ""
-    if not word:
+    patterns = {FEW_STEPS: "", **row.few_steps}
+    words = (word or found[0] for pattern, word in patterns.items() if (found := re.search(pattern, name)))
+    if not (word := next(words, "")):
         return ""
     return (
         f"By its name ({word}) {file} is distilled to a few steps, which training undoes. Train on its base, and use "
