@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FORMAT = 1  # of run folders and of their keys; raise it whenever the same key, or a default, gives other weights
 SHOWN = 12  # characters of a key in folder names
 PARTS = tuple(each.name for each in dataclasses.fields(RunConfig) if decides(each) != "nothing")
+# They stand in a key of this format even where nothing is set; a later section only where something is.
+ALWAYS = ("base_model", "dataset", "lora", "objective", "optimizer", "scheduler", "train")
 MODEL_ENDINGS = (".safetensors", ".json", ".txt")  # of the files that count in a diffusers folder or a tokenizer's
 
 
@@ -62,7 +64,8 @@ def _values(
     deciding: Collection[Decides],
 ) -> dict[str, Any]:
     """Collect what decides this of a run, by the rows of its settings; a new one changes no key until it is set."""
-    values: dict[str, Any] = {part: {} for part in PARTS} | config.changes(deciding)
+    changes = config.changes(deciding)
+    values: dict[str, Any] = {part: changes.get(part, {}) for part in PARTS if part in ALWAYS or changes.get(part)}
     if not config.train.keeps_by:
         values["train"].pop("validate_every", None)  # only looks, where it does not choose the weights
     values["objective"].pop("timestep_shift", None)  # what acts stands there, whoever chose it

@@ -1,6 +1,7 @@
 """The keys of runs: what a setting decides is said in its row, and a key stays what it was."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from lora_atelier.trainer_core.config import (
     BeneathConfig,
     CaptionConfig,
     ConceptConfig,
+    Config,
     ControlConfig,
     DatasetConfig,
     EmbeddingConfig,
@@ -25,7 +27,8 @@ from lora_atelier.trainer_core.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from lora_atelier.trainer_core.runs import Keys, build_keys
+from lora_atelier.trainer_core.config.rows import row
+from lora_atelier.trainer_core.runs import Keys, build_keys, key
 
 CONCEPT = ConceptConfig(
     folder="/pictures",
@@ -117,3 +120,21 @@ def test_another_length_or_form_is_another_result_of_the_same_course(other: RunC
 )
 def test_all_else_is_another_course(other: RunConfig) -> None:
     assert keys_of(other).course != keys_of(WHOLE).course
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaterSection(Config):
+    width: float = row(0.0, "What decides weights.")
+    shown: bool = row(False, "What does not.", decides="nothing")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaterRun(RunConfig):
+    later: LaterSection = field(default_factory=LaterSection)
+
+
+def test_a_section_that_comes_later_changes_no_key_until_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key, "PARTS", (*key.PARTS, "later"))
+    run = LaterRun(**{each.name: getattr(WHOLE, each.name) for each in fields(WHOLE)})
+    assert keys_of(run) == keys_of(run.replace(later=LaterSection(shown=True))) == keys_of(WHOLE)
+    assert keys_of(run.replace(later=LaterSection(width=1))).course != keys_of(WHOLE).course
