@@ -26,7 +26,9 @@ TEXTS = """selector => {
         if (!text || !box.width || !element.checkVisibility() || element.closest("button:disabled, option")) continue;
         const ground = behind(element), ink = light(over(parse(style.color), ground)), under = light(ground);
         const contrast = (Math.max(ink, under) + 0.05) / (Math.min(ink, under) + 0.05);
-        const scale = element.offsetWidth ? box.width / element.offsetWidth : 1;
+        let wide = element; // offsetWidth is a whole number of pixels: a single letter's tells no scale
+        while (wide.offsetWidth < 100 && wide.parentElement) wide = wide.parentElement;
+        const scale = wide.offsetWidth ? wide.getBoundingClientRect().width / wide.offsetWidth : 1;
         found.push([text.slice(0, 40), parseFloat(style.fontSize) * scale, contrast]);
     }
     return found;
