@@ -183,7 +183,7 @@ def test_a_configuration_of_onetrainer_is_read(tmp_path):
     assert (config.base_model.precision, config.base_model.weights) == ("bfloat16", "float8")
     assert (config.optimizer.name, config.optimizer.part_rates) == ("adamw8bit", (0.0003, 0.0001, 0))
     assert config.optimizer.options["weight_decay"] == 0.02
-    assert (config.scheduler.name, config.scheduler.warmup_steps) == ("expression", 100)
+    assert (config.scheduler.name, config.scheduler.warmup_steps) == ("cosine", 100)
     assert (config.lora.rank, config.lora.alpha, config.objective.min_snr_gamma) == (16, 8, 5)
     cats, held = config.dataset.concepts
     assert (cats.repeats, cats.captions.shuffle, cats.captions.keep, cats.recursive) == (2, True, 1, False)

@@ -146,7 +146,9 @@ def _sd_schedule(config: RunConfig, sheet: Sheet, left: list[str]) -> dict[str, 
             "lr_scheduler_min_lr_ratio": sheet.take("scheduler.min_lr_ratio"),
         }
     if name == "warmup_stable_decay":
-        given["lr_decay_steps"] = sheet.take("scheduler.decay_share")
+        rises = warmup / 100 if share else warmup / config.train.steps if config.train.steps else 0.0
+        given["lr_decay_steps"] = sheet.take("scheduler.decay_share") * max(0.0, 1 - rises)
+        given["lr_scheduler_args"] = [f"decay_type='{sheet.take('scheduler.decay_shape')}'"]
     return given
 
 
@@ -347,10 +349,10 @@ def _for_onetrainer(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
     algorithm, schedule = sheet.take("lora.algorithm"), sheet.take("scheduler.name")
     if algorithm not in kinds:
         left.append(f"{setting('lora.algorithm')} = {algorithm!r}")
-    curves = {"constant": "CONSTANT", "linear": "LINEAR", "rex": "REX"} | {
+    curves = {"constant": "CONSTANT", "linear": "LINEAR", "rex": "REX", "cosine": "COSINE"} | {
         "cosine_with_restarts": "COSINE_WITH_HARD_RESTARTS"
     }
-    if schedule not in curves:  # its cosine falls to one half alone
+    if schedule not in curves:
         left.append(f"{setting('scheduler.name')} = {schedule!r}")
     warmup, percent = sheet.take("scheduler.warmup_steps"), sheet.take("scheduler.warmup_unit") == "percent"
     sizes = ",".join(sheet.take("train.buckets.resolutions")) or str(sheet.take("train.resolution") or 512)
@@ -371,7 +373,7 @@ def _for_onetrainer(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
         "epochs": sheet.take("train.epochs") or 100, "batch_size": sheet.take("train.batch_size"),
         "gradient_accumulation_steps": sheet.take("train.accumulate"), "learning_rate": rates[0],
         "learning_rate_scheduler": curves.get(schedule, "COSINE"), "resolution": sizes,
-        "learning_rate_warmup_steps": warmup / 100 if percent else float(warmup),
+        "learning_rate_warmup_steps": warmup / 100 if percent else float(warmup * config.train.accumulate),
         "layer_filter_preset": "attn-mlp" if sheet.take("lora.preset") == "attn-mlp" else "full",
         "clip_grad_norm": sheet.take("optimizer.max_grad_norm"),
         "optimizer": {"optimizer": optimizer.get(kind, "ADAMW"), **sheet.take("optimizer.options")},

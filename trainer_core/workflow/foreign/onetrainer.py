@@ -5,6 +5,7 @@ Source of names, defaults, curves and migrations: its TrainConfig, ConceptConfig
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any
 from ...common.json_files import parse_json
 from ...config import OPTIMIZERS
 from ...config.optimizer import RATES
+from . import sd_scripts
 from .imported import (
     Given,
     Imported,
     number,
     on,
     optimizer_named,
+    put_number,
     put_prompts,
     real,
     table,
@@ -97,6 +100,7 @@ PART = {"train": True, "learning_rate": None, "weight_dtype": "FLOAT_32", "dropo
 STOPS = {"stop_training_after": 30, "stop_training_after_unit": "EPOCH"}  # of text encoders
 TYPES = {"FLOAT_32": "float32", "BFLOAT_16": "bfloat16", "FLOAT_16": "float16", "FLOAT_8": "float8", "NFLOAT_4": "nf4"}
 TYPES |= {"INT_8": "int8", "TFLOAT_32": "float32"}
+V_MODELS = ("STABLE_DIFFUSION_20", "STABLE_DIFFUSION_21")
 COMPUTED = ("float32", "bfloat16", "float16")
 FAMILIES = {  # model types -> the family; "" for those that Load Base Model loads
     "STABLE_DIFFUSION_15": "", "STABLE_DIFFUSION_15_INPAINTING": "", "STABLE_DIFFUSION_20": "",
@@ -110,8 +114,9 @@ FAMILIES = {  # model types -> the family; "" for those that Load Base Model loa
 }  # fmt: skip
 CURVES = {  # scheduler -> our name and its settings; t runs from 0 to 1
     "CONSTANT": ("constant", ""),
+    "SCHEDULE_FREE": ("constant", ""),  # whatever stands there
     "LINEAR": ("linear", ""),
-    "COSINE": ("expression", "0.5 * (1 + cos(0.5 * pi * t))"),
+    "COSINE": ("cosine", ""),
     "COSINE_WITH_RESTARTS": ("expression", "0.5 * (1 + cos({turns} * pi * t))"),
     "COSINE_WITH_HARD_RESTARTS": ("cosine_with_restarts", ""),
     "REX": ("rex", ""),
@@ -125,9 +130,13 @@ DISTRIBUTIONS = {  # -> our name, and the settings of weight and bias there
     "LOGIT_NORMAL": ("logit_normal", "logit_scale", "logit_mean"),
     "HEAVY_TAIL": ("mode", "mode_scale", ""),
     "COS_MAP": ("cos_map", "", ""),
+    "BETA": ("beta", "beta_a", "beta_b"),
     "INVERTED_PARABOLA": ("inverted_parabola", "parabola_scale", "parabola_center"),
 }
 SHIFTS = {"sigmoid_center": 0.5, "parabola_center": 0.5, "logit_scale": 1.0}  # ours less theirs
+OPTIMIZER_DEFAULTS = sd_scripts.OPTIMIZER_DEFAULTS | {
+    "adafactor": {}, "lion8bit": {"weight_decay": 0.0, "beta2": 0.999}, "schedulefree_adamw": {"weight_decay": 0.01},
+}  # fmt: skip
 ITS_OWN = ("eps", "eps2", "k", "percentile_clipping", "min_8bit_size", "quant_block_size", "__version")  # of optimizers
 WITHOUT_EFFECT = frozenset({  # on what is trained: places, speed, what is read elsewhere or belongs to other methods
     "__version", "debug_mode", "debug_dir", "workspace_dir", "cache_dir", "tensorboard", "tensorboard_expose",
@@ -329,21 +338,36 @@ def _sizes(found: Imported, given: Given) -> None:
 
 
 def _schedule(found: Imported, given: Given) -> None:
+    """Read the curve of the learning rate; its warm-up counts batches, and an optimizer that averages has none."""
     name = str(given.take("learning_rate_scheduler"))
+    if "SCHEDULE_FREE" in str(table(given.take("optimizer")).get("optimizer") or given.take("optimizer")):
+        name = "SCHEDULE_FREE"
     if name not in CURVES:
         raise without_counterpart("learning_rate_scheduler", name)
     ours, formula = CURVES[name]
     found.put("scheduler.name", ours)
     cycles = number(found, given, "learning_rate_cycles") or 1.0
     if formula:
-        found.put("scheduler.expression", formula.format(turns=f"{2 * cycles + 1:g}"))
+        found.put("scheduler.expression", formula.format(turns=f"{2 * cycles:g}"))
     if ours == "cosine_with_restarts":
         found.put("scheduler.cycles", max(1, round(cycles)))
         if cycles != round(cycles):
             found.leave("learning_rate_cycles", cycles)
     if (least := number(found, given, "learning_rate_min_factor")) and ours != "constant":
         found.put("scheduler.min_lr_ratio", least)
-    put_warmup(found, given.take("learning_rate_warmup_steps"))
+    length = number(found, given, "learning_rate_warmup_steps") or 0.0
+    if name == "SCHEDULE_FREE" or length <= 0:
+        return
+    if length == 1:  # the whole run
+        found.leave("learning_rate_warmup_steps", length)
+    else:
+        batches = max(1, whole(number(found, given, "gradient_accumulation_steps") or 1))
+        put_warmup(found, length if length < 1 else whole(length / batches))
+
+
+def _predicts_v(given: Given) -> bool:
+    """Tell whether the model predicts v, of which it takes another root than sd-scripts."""
+    return on(given.take("force_v_prediction")) or given.take("model_type") in V_MODELS
 
 
 def _loss(found: Imported, given: Given) -> None:
@@ -360,34 +384,29 @@ def _loss(found: Imported, given: Given) -> None:
     weight, strength = str(given.take("loss_weight_fn")), number(found, given, "loss_weight_strength")
     if weight == "MIN_SNR_GAMMA":
         found.put("objective.min_snr_gamma", strength or 5.0)
-    elif weight == "DEBIASED_ESTIMATION":
+    elif weight == "DEBIASED_ESTIMATION" and not _predicts_v(given):
         found.put("objective.weighting", "debiased")
     elif weight == "P2":
         found.put("objective.weighting", "p2")
         found.put("objective.p2_gamma", strength or 1.0)
-    elif weight == "SIGMA" and found.family:
-        found.put("objective.weighting", "sigma_sqrt")
     elif weight != "CONSTANT":
         found.leave("loss_weight_fn", weight)
     scaled = {"BATCH": "sum_batch", "GRADIENT_ACCUMULATION": "sum_accumulate", "BOTH": "sum"}
-    if (kind := str(given.take("loss_scaler"))) in scaled:
+    if (kind := str(given.take("loss_scaler")).removeprefix("GLOBAL_")) in scaled:
         found.put("objective.loss_reduction", scaled[kind])
+    elif kind != "NONE":
+        found.leave("loss_scaler", kind)
 
 
 def _noise(found: Imported, given: Given) -> None:
-    for name, setting in (
-        ("offset_noise_weight", "objective.noise_offset"),
-        ("perturbation_noise_weight", "objective.input_perturbation"),
-    ):
-        if value := number(found, given, name):
-            found.put(setting, value)
+    put_number(found, given, "offset_noise_weight", "objective.noise_offset")
     if on(given.take("generalized_offset_noise")):
         found.put("objective.noise_offset_strength", "by_timestep")
     ends = (("min_noising_strength", "min_timestep", 0.0), ("max_noising_strength", "max_timestep", 1.0))
     for name, setting, end in ends:
         share = number(found, given, name)
         if share is not None and share != end:
-            found.put(f"objective.{setting}", min(999, max(0, round(1000 * share) - (setting == "max_timestep"))))
+            found.put(f"objective.{setting}", min(999, max(0, whole(1000 * share) - (setting == "max_timestep"))))
     kind = str(given.take("timestep_distribution"))
     weight, bias = (number(found, given, name) or 0.0 for name in ("noising_weight", "noising_bias"))
     if kind not in DISTRIBUTIONS:
@@ -409,7 +428,7 @@ def _part(given: Given, name: str) -> Mapping[str, Any]:
 
 def _parts(found: Imported, given: Given) -> float:
     """Read the rates and formats of the denoiser and the text encoders; return the chance of an empty caption."""
-    rate = number(found, given, "learning_rate")
+    rate, scale = number(found, given, "learning_rate"), _scale(given)
     denoiser = _part(given, "transformer") if found.family else _part(given, "unet")
     denoiser = denoiser or _part(given, "prior")
     parts: list[Mapping[str, Any]] = [{**PART, **denoiser}]
@@ -425,7 +444,7 @@ def _parts(found: Imported, given: Given) -> float:
             continue
         own = part.get("learning_rate")
         trained = on(part.get("train"))
-        found.put(f"optimizer.{setting}", real((rate or 0.0) if own is None else own) if trained else 0.0)
+        found.put(f"optimizer.{setting}", real((rate or 0.0) if own is None else own) * scale if trained else 0.0)
         if trained and setting != RATES[0]:
             _stop(found, part, setting)
     for part, setting in zip(parts, ("weights", "text_weights"), strict=False):
@@ -435,6 +454,14 @@ def _parts(found: Imported, given: Given) -> float:
     if on(denoiser.get("gradient_checkpointing", True)) and str(given.take("gradient_checkpointing") or "ON") != "OFF":
         found.put("memory.checkpointing", "full")
     return real(parts[1].get("dropout_probability") or 0.0)
+
+
+def _scale(given: Given) -> float:
+    """Compute what the rates are multiplied by: the root of batch, accumulation, or both."""
+    kind = str(given.take("learning_rate_scaler")).removeprefix("GLOBAL_")
+    batch, accumulated = (real(given.take(name)) for name in ("batch_size", "gradient_accumulation_steps"))
+    scales = {"BATCH": batch, "GRADIENT_ACCUMULATION": accumulated, "BOTH": batch * accumulated}
+    return math.sqrt(max(0.0, scales.get(kind, 1.0)))
 
 
 def _stop(found: Imported, part: Mapping[str, Any], setting: str) -> None:
@@ -452,7 +479,8 @@ def _optimizer(found: Imported, given: Given) -> None:
     kind = str(values.pop("optimizer", None) or "ADAMW")
     plain = kind.replace("_8BIT", "8BIT").replace("SCHEDULE_FREE_ADAMW", "schedulefree_adamw")
     plain = plain.replace("SCHEDULE_FREE_SGD", "?").replace("PRODIGY_PLUS_SCHEDULE_FREE", "prodigy_plus_schedule_free")
-    name = optimizer_named(plain)
+    plain, adam = plain.replace("ADAM8BIT", "ADAMW8BIT"), kind in ("ADAM", "ADAM_8BIT")
+    name = "adamw" if plain == "ADAM" else optimizer_named(plain)
     if name is None:
         named = {"DADAPT_ADAM": "DAdaptAdam", "DADAPT_ADAN": "DAdaptAdan", "DADAPT_LION": "DAdaptLion"}
         named |= {"DADAPT_SGD": "DAdaptSGD", "DADAPT_ADA_GRAD": "DAdaptAdaGrad", "ADABELIEF": "AdaBelief"}
@@ -465,6 +493,11 @@ def _optimizer(found: Imported, given: Given) -> None:
     else:
         found.put("optimizer.name", name)
         settings = {each.name for each in OPTIMIZERS[name].settings}
+        usual = OPTIMIZER_DEFAULTS.get(name, {}) | ({"weight_decay": 0.0} if adam else {})
+        for setting, value in usual.items():
+            found.put(f"optimizer.options.{setting}", value)
+        if adam and real(values.get("weight_decay") or 0.0):  # which it adds to the gradient
+            found.leave("optimizer.weight_decay", values.pop("weight_decay"))
         for key, value in values.items():
             if key in settings and value is not None:
                 found.put(f"optimizer.options.{key}", value)
@@ -614,8 +647,8 @@ def _captions(found: Imported, text: Mapping[str, Any], dropout: float) -> dict[
 
 
 def _image(found: Imported, concept: dict[str, Any], image: Mapping[str, Any], variations: int) -> None:
-    """Read what varies in the pictures; the crop's jitter and mirroring are on there unless they are switched off."""
-    if on(image.get("enable_random_flip", True)):
+    """Read what varies in the pictures; the crop's jitter is on there unless it is switched off."""
+    if on(image.get("enable_random_flip")):
         concept["flip"] = True
     augment: dict[str, Any] = {"crop_jitter": 1.0} if on(image.get("enable_crop_jitter", True)) else {}
     for name in ("brightness", "contrast", "saturation", "hue"):
