@@ -18,6 +18,11 @@ TYPES: dict[str, tuple[str, str]] = {  # LoRA_type -> network module and algo
     "Kohya LoCon": ("networks.lora", ""),
     "LoRA-FA": ("networks.lora_fa", ""),
     "Flux1": ("networks.lora_flux", ""),
+    "HunyuanImage-2.1": ("networks.lora_hunyuan_image", ""),
+    "Anima": ("networks.lora_anima", ""),
+    "Lumina": ("networks.lora_lumina", ""),
+    "Kohya LoHa": ("networks.loha", ""),
+    "Kohya LoKr": ("networks.lokr", ""),
     "Kohya DyLoRA": ("networks.dylora", ""),
     "Flux1 OFT": ("networks.oft_flux", ""),
     "LyCORIS/LoCon": ("lycoris.kohya", "locon"),
@@ -29,6 +34,14 @@ TYPES: dict[str, tuple[str, str]] = {  # LoRA_type -> network module and algo
     "LyCORIS/Diag-OFT": ("lycoris.kohya", "diag-oft"),
     "LyCORIS/BOFT": ("lycoris.kohya", "boft"),
     "LyCORIS/Native Fine-Tuning": ("lycoris.kohya", "full"),
+}
+SCRIPTS = {  # switched on -> what the script is of; the first counts
+    "sdxl": "sdxl",
+    "flux1_checkbox": "flux",
+    "sd3_checkbox": "sd3",
+    "hunyuan_image_checkbox": "hunyuan_image",
+    "anima_checkbox": "anima",
+    "lumina_checkbox": "lumina",
 }
 OF_THE_NETWORK = {  # fields that become network_args, by their names there
     "rank_dropout": "rank_dropout",
@@ -66,6 +79,7 @@ OWN = (  # of the page and of the launcher: they train nothing
     "num_processes", "multi_gpu", "gpu_ids", "main_process_port", "extra_accelerate_launch_args", "model_list",
     "save_as_bool", "latent_metadata_filename", "noise_offset_type", "epoch", "lr_warmup", "flux1_checkbox",
     "sd3_checkbox", "sdxl", "conv_dim", "conv_alpha", "no_token_padding", "train_on_input", "lr_warmup_steps",
+    "hunyuan_image_checkbox", "anima_checkbox", "lumina_checkbox",
     "stop_text_encoder_training", "stop_text_encoder_training_pct", "block_lr_zero_threshold", "gpu_id", "folders",
     "sdxl_cache_text_encoder_outputs", "sdxl_no_half_vae", "dynamo_mode", "dynamo_use_fullgraph", "dynamo_use_dynamic",
     "train_data_dir_name", "LyCORIS_type", "log_tracker_name", "use_wandb", "wandb_run_name", "save_every_n_epochs_x",
@@ -100,9 +114,13 @@ def read_kohya_gui(values: Mapping[str, Any], folder: Path) -> Imported:
     args: dict[str, Any] = {"algo": algorithm} if algorithm else {}
     fields = {**OF_THE_NETWORK, **(OF_LYCORIS if lycoris else {})}
     args |= {theirs: values[name] for name, theirs in fields.items() if _set(values.get(name))}
-    if lycoris or kind == "Kohya LoCon":
+    native = kind in ("Kohya LoHa", "Kohya LoKr")
+    if native:
+        args |= {name: values[name] for name in ("factor", "use_tucker") if _set(values.get(name))}
+    if lycoris or native or kind == "Kohya LoCon":
         args |= {name: values[name] for name in ("conv_dim", "conv_alpha") if _set(values.get(name))}
-    flow = on(values.get("flux1_checkbox")) or on(values.get("sd3_checkbox"))
+    script = next((name for field, name in SCRIPTS.items() if on(values.get(field))), "")
+    flow = script not in ("", "sdxl")
     given = {
         RENAMED.get(name, name): value
         for name, value in values.items()
@@ -121,12 +139,8 @@ def read_kohya_gui(values: Mapping[str, Any], folder: Path) -> Imported:
         extra, _ = arguments(shlex.split(more, posix=False), LISTS)
     except ValueError:
         extra = {}
-    script = "flux" if on(values.get("flux1_checkbox")) else "sd3" if on(values.get("sd3_checkbox")) else ""
-    given |= {"sdxl": on(values.get("sdxl"))} | extra
-    found = read_sd_scripts(given, folder, script=script or ("sdxl" if given["sdxl"] else ""), program=PROGRAM)
-    if stop := values.get("stop_text_encoder_training") or values.get("stop_text_encoder_training_pct"):
-        _stop(found, stop, given)
-    return found
+    given |= {"sdxl": script == "sdxl"} | extra
+    return read_sd_scripts(given, folder, script=script, program=PROGRAM)
 
 
 def _set(value: Any) -> bool:
@@ -136,10 +150,10 @@ def _set(value: Any) -> bool:
 
 def _lengths(values: Mapping[str, Any]) -> dict[str, Any]:
     """Read the length of the run and of the warm-up, which is a share in percent."""
-    steps, epochs = values.get("max_train_steps"), values.get("max_train_epochs") or values.get("epoch")
-    found: dict[str, Any] = {"max_train_steps": steps} if _set(steps) else {}
-    if not found and _set(epochs):
-        found = {"max_train_epochs": epochs}
+    found: dict[str, Any] = {}
+    lengths = ("max_train_epochs", "max_train_steps", *(() if values.get("dataset_config") else ("epoch",)))
+    if name := next((each for each in lengths if _set(values.get(each))), ""):
+        found = {name.replace("epoch", "max_train_epochs") if name == "epoch" else name: values[name]}
     percent, warmup = values.get("lr_warmup"), values.get("lr_warmup_steps")
     if _set(warmup):
         return {**found, "lr_warmup_steps": warmup}
@@ -162,16 +176,3 @@ def _noise(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("noise_offset_type") == "Original":
         return {"multires_noise_iterations": None}
     return {}
-
-
-def _stop(found: Imported, percent: Any, given: Mapping[str, Any]) -> None:
-    """Set when the text encoder stops, a share of the steps in percent."""
-    steps = given.get("max_train_steps")
-    try:
-        share = real(percent) / 100
-    except (TypeError, ValueError):
-        share = 0.0
-    if 0 < share < 1 and steps:
-        found.put("optimizer.text_encoder_stop", max(1, round(share * real(steps))))
-    elif share:
-        found.leave("stop_text_encoder_training", percent)

@@ -9,11 +9,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...common.json_files import parse_json
 from ...config import ALGORITHMS, OPTIMIZERS, node
 from ...config.optimizer import RATES
+from ...data.captions import FIXED_SEPARATOR, SECONDARY_SEPARATOR
 from ..toml_text import read_toml
 from .imported import (
     Convert,
@@ -46,6 +47,7 @@ DEFAULTS: dict[str, Any] = {  # of what is read or listed; all else is off, or e
     "token_warmup_min": 1,
     "token_warmup_step": 0,
     "num_repeats": 1,
+    "dataset_repeats": 1,
     "batch_size": 1,
     "min_bucket_reso": 256,
     "max_bucket_reso": 1024,
@@ -124,11 +126,13 @@ FLAGS: dict[str, tuple[str, Any]] = {  # switched on -> our setting and its valu
     "sample_at_first": ("saves.sample_at_start", True),
 }
 FAMILIES = {  # words in the name of a script -> the family that it trains
+    "flux_2": "flux2",
     "flux": "flux",
     "sd3": "sd3",
     "lumina": "lumina2",
     "hunyuan_image": "hunyuan_image",
     "chroma": "chroma",
+    "anima": "anima",
     "hv_1_5": "hunyuan_video_15",
     "hv_": "hunyuan_video",
     "fpack": "framepack",
@@ -136,6 +140,9 @@ FAMILIES = {  # words in the name of a script -> the family that it trains
     "qwen_image": "qwen_image",
     "zimage": "z_image",
     "kandinsky": "kandinsky5",
+    "hidream": "hidream",
+    "ideogram4": "ideogram4",
+    "krea2": "krea2",
 }  # those below chroma are scripts of musubi-tuner
 MODELS = {  # of a family -> the role of the file
     "pretrained_model_name_or_path": "diffusion_model",
@@ -152,6 +159,27 @@ MODELS = {  # of a family -> the role of the file
     "text_encoder2": "text_encoder_2",
     "t5": "text_encoder_1",
 }
+
+
+class Flow(NamedTuple):
+    """What a script for flow models takes where its arguments say nothing."""
+
+    sampling: str = "sigma"
+    shift: float = 1.0
+    prediction: str = "raw"
+    guidance: float | None = None
+    weighs: bool = True  # the loss by weighting_scheme; else only with sigma_scaled
+
+
+FLOW = Flow()  # of musubi-tuner
+FLOWS = {  # of the families of sd-scripts
+    "flux": Flow(shift=3.0, prediction="sigma_scaled", guidance=3.5, weighs=False),
+    "chroma": Flow(shift=3.0, prediction="sigma_scaled", weighs=False),
+    "lumina2": Flow("shift", 6.0, weighs=False),
+    "hunyuan_image": Flow(shift=5.0, weighs=False),
+    "anima": Flow("sigmoid"),
+}
+WEIGHED = {"sigma_sqrt": "sigma_sqrt", "cosmap": "cos_map"}
 CAPTIONS: dict[str, tuple[str, Convert]] = {  # of a folder -> field of its captions
     "shuffle_caption": ("shuffle", bool),
     "keep_tokens": ("keep", whole),
@@ -197,7 +225,10 @@ BLOCKS = {  # of network_args: a number for each block
     "conv_block_dims": ("lora.conv_block_ranks", whole),
     "conv_block_alphas": ("lora.conv_block_alphas", real),
 }
+SEPARATORS = {"keep_tokens_separator": FIXED_SEPARATOR, "secondary_separator": SECONDARY_SEPARATOR}
+MOVES = "The {part} moves with the tags of a caption there; here it stays {place}."
 LARGEST_RANK = 4097
+POLYNOMIAL_END = 1e-7  # the rate at which a polynomial ends there
 WITHOUT_EFFECT = re.compile(  # on what is trained: places, speed, what is always done here, and what is read elsewhere
     "output_dir|logging_dir|log_prefix|log_tracker_.*|log_config|wandb_.*|config_file|sample_sampler|cache_.*|vae_batch_size"
     "|xformers|sdpa|mem_eff_attn|max_data_loader_n_workers|persistent_data_loader_workers|save_model_as|no_half_vae|v2"
@@ -259,6 +290,7 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
     given = Given(values, DEFAULTS)
     found = Imported(program=program, name=str(given.take("output_name")))
     family = next((each for word, each in FAMILIES.items() if word in script), "")
+    family = "chroma" if family == "flux" and given.take("model_type") == "chroma" else family
     _model(found, given, family)
     _length(found, given)
     for name, (setting, convert) in PLAIN.items():
@@ -302,8 +334,10 @@ def _model(found: Imported, given: Given, family: str) -> None:
                 "text_encoder_batch_size",
             )
         )
-        if given.take("guidance_scale") not in (None, 1, 1.0):
-            found.put("base_model.connected.guidance", real(given.take("guidance_scale")))
+        guidance = number(found, given, "guidance_scale")
+        guidance = FLOWS.get(family, FLOW).guidance if guidance is None else guidance
+        if guidance is not None:
+            found.put("base_model.connected.guidance", guidance)
         return
     found.put("base_model.path", path)
     layer = number(found, given, "clip_skip")
@@ -312,23 +346,46 @@ def _model(found: Imported, given: Given, family: str) -> None:
 
 
 def _levels(found: Imported, given: Given) -> None:
-    """Read how a flow model's noise levels are drawn: by sigmoid, or shifted."""
-    kind = str(given.take("timestep_sampling") or "sigma")
-    shift = number(found, given, "discrete_flow_shift")
-    scale = number(found, given, "sigmoid_scale")
-    if kind in ("sigmoid", "shift", "flux_shift"):
-        found.put("objective.timestep_distribution", "logit_normal")
-        found.put("objective.logit_scale", 1.0 if scale is None else scale)
-        if kind != "flux_shift":  # else as the family is sampled
-            found.put("objective.timestep_shift", 1.0 if kind == "sigmoid" else 3.0 if shift is None else shift)
-    elif kind == "uniform":
-        found.put("objective.timestep_distribution", "uniform")
-        found.put("objective.timestep_shift", 1.0)
-    elif (scheme := str(given.take("weighting_scheme") or "uniform")) not in ("uniform", "none"):
-        found.leave("weighting_scheme", scheme)
-    given.ignore(("weighting_scheme", "mode_scale", "logit_mean", "logit_std"))
-    if given.take("model_prediction_type") not in (None, "", "raw", "sigma_scaled"):
-        found.leave("model_prediction_type", given.take("model_prediction_type"))
+    """Read how a flow model's noise levels are drawn and weighed.
+
+    sigma draws a place in the list of levels, which is shifted and falls; so a mean counts the other way round.
+    """
+    usual = FLOWS.get(found.family, FLOW)
+    kind = str(given.take("timestep_sampling") or usual.sampling)
+    scheme = str(given.take("weighting_scheme") or "uniform")
+    shift, scale = number(found, given, "discrete_flow_shift"), number(found, given, "sigmoid_scale")
+    shift = usual.shift if shift is None else shift
+    falls = found.family != "sd3"
+    if not falls:  # it draws the level itself, and knows no other way
+        kind, shift = "sigma", number(found, given, "training_shift") or 1.0
+    name, settings = "uniform", dict[str, float]()
+    if kind in ("sigmoid", "shift", "flux_shift", "flux2_shift", "qwen_shift", "krea2_shift"):
+        name, settings = "logit_normal", {"logit_scale": 1.0 if scale is None else scale}
+    elif kind == "sigma" and scheme == "logit_normal":
+        mean, width = (number(found, given, each) for each in ("logit_mean", "logit_std"))
+        name, settings = "logit_normal", {"logit_mean": (mean or 0.0) * (-1 if falls else 1)}
+        settings["logit_scale"] = 1.0 if width is None else width
+    elif kind == "sigma" and scheme == "mode":
+        size = number(found, given, "mode_scale")
+        name, settings = "mode", {"mode_scale": 1.29 if size is None else size}
+    elif kind not in ("sigma", "uniform"):
+        found.leave("timestep_sampling", kind)
+    found.put("objective.timestep_distribution", name)
+    for setting, value in settings.items():
+        found.put(f"objective.{setting}", value)
+    if kind in ("sigma", "uniform", "sigmoid", "shift"):  # else as the family is sampled
+        found.put("objective.timestep_shift", shift if kind in ("sigma", "shift") else 1.0)
+    made = str(given.take("model_prediction_type") or usual.prediction)
+    if found.family == "sd3":  # its loss is that of the clean picture, which sigma_sqrt undoes
+        if scheme != "sigma_sqrt":
+            found.put("objective.loss_on", "x0")
+        if scheme == "cosmap":
+            found.leave("weighting_scheme", scheme)
+    elif scheme in WEIGHED and (usual.weighs or made == "sigma_scaled"):
+        found.put("objective.weighting", WEIGHED[scheme])
+    if made == "additive" or (made == "sigma_scaled" and found.family != "sd3"):  # it compares a picture with a flow
+        found.leave("model_prediction_type", made)
+    given.ignore(("weighting_scheme", "mode_scale", "logit_mean", "logit_std", "sigmoid_scale", "discrete_flow_shift"))
 
 
 def _length(found: Imported, given: Given) -> None:
@@ -399,10 +456,17 @@ def _weighting(found: Imported, given: Given) -> None:
 
 
 def put_schedule(found: Imported, given: Given) -> None:
-    """Read the curve of the learning rate; what the chosen one does not look at is skipped."""
+    """Read the curve of the learning rate; what the chosen one does not look at is skipped.
+
+    An optimizer that averages, or whose steps follow from their number, has none there.
+    """
     beside_it = {"lr_scheduler_num_cycles", "lr_scheduler_power", "lr_scheduler_min_lr_ratio", "lr_decay_steps"}
-    beside_it |= {"lr_scheduler_timescale"}
+    beside_it |= {"lr_scheduler_timescale", "lr_warmup_steps"}
     name = str(given.take("lr_scheduler") or "constant")
+    if _has_no_schedule(given):
+        found.put("scheduler.name", "constant")
+        given.ignore((*beside_it, "lr_scheduler_type", "lr_scheduler_args"))
+        return
     if kind := str(given.take("lr_scheduler_type") or ""):
         _own_schedule(found, given, kind)
         given.ignore(beside_it)
@@ -411,20 +475,50 @@ def put_schedule(found: Imported, given: Given) -> None:
         found.leave("lr_scheduler", name)
         name = "constant"
     found.put("scheduler.name", SCHEDULES[name])
+    steps = _steps(found)
     if name != "constant":  # which has no warm-up there
-        put_warmup(found, given.take("lr_warmup_steps"))
-    given.ignore(("lr_warmup_steps",))
+        put_warmup(found, given.take("lr_warmup_steps"), steps)
+    waves = max(1, whole(number(found, given, "lr_scheduler_num_cycles") or 1))
     if name == "cosine_with_restarts":
-        take(found, given, "lr_scheduler_num_cycles", "scheduler.cycles", lambda value: max(1, whole(value)))
+        found.put("scheduler.cycles", waves)
+    if name == "cosine_with_min_lr" and waves > 1:
+        found.put("scheduler.name", "expression")
+        found.put("scheduler.expression", f"0.5 * (1 + cos({waves} * pi * t))")
     if name == "polynomial":
         take(found, given, "lr_scheduler_power", "scheduler.power", real)
+        if rate := number(found, given, "learning_rate"):
+            found.put("scheduler.min_lr_ratio", min(1.0, POLYNOMIAL_END / rate))
     if name in ("cosine_with_min_lr", "warmup_stable_decay"):
         take(found, given, "lr_scheduler_min_lr_ratio", "scheduler.min_lr_ratio", real)
-    if name == "inverse_sqrt" and given.take("lr_scheduler_timescale"):
-        take(found, given, "lr_scheduler_timescale", "scheduler.timescale", whole)
+    if name == "inverse_sqrt":
+        own = number(found, given, "lr_scheduler_timescale") or _warmup(found, steps) or 10_000
+        found.put("scheduler.timescale", max(1, whole(own)))
     if name == "warmup_stable_decay":
-        _decay(found, given)
+        _decay(found, given, steps)
     given.ignore(beside_it)
+
+
+def _has_no_schedule(given: Given) -> bool:
+    kind = str(given.take("optimizer_type") or "").lower()
+    relative = dict(pairs(given.take("optimizer_args"))).get("relative_step", "True")
+    return kind.endswith("schedulefree") or (kind == "adafactor" and on(relative))
+
+
+def _steps(found: Imported) -> int:
+    """Return the length of the run; 0 where it is told in epochs."""
+    return whole(found.values.get("train", {}).get("steps") or 0)
+
+
+def _warmup(found: Imported, steps: int) -> int:
+    """Return the steps of the warm-up that was read; 0 for a share of a run of unknown length."""
+    values = found.values["scheduler"]
+    percent = _percent(values)
+    return percent * steps // 100 if percent else values.get("warmup_steps", 0)
+
+
+def _percent(schedule: Mapping[str, Any]) -> int:
+    """Return the warm-up in percent; 0 for one in steps."""
+    return schedule.get("warmup_steps", 0) if schedule.get("warmup_unit") == "percent" else 0
 
 
 def _own_schedule(found: Imported, given: Given, kind: str) -> None:
@@ -441,25 +535,41 @@ def _own_schedule(found: Imported, given: Given, kind: str) -> None:
     put_warmup(found, given.take("lr_warmup_steps"))
 
 
-def put_warmup(found: Imported, value: Any) -> None:
-    """Read the length of the warm-up: a number below 1 is a share of the run."""
+def put_warmup(found: Imported, value: Any, steps: int = 0) -> None:
+    """Read the length of the warm-up: a number below 1 is a share of the run; steps: its length, 0 if unknown."""
     try:
-        steps = real(value or 0)
+        length = real(str(value).removesuffix("%")) / 100 if str(value).endswith("%") else real(value or 0)
     except (TypeError, ValueError):
         found.leave("lr_warmup_steps", value)
         return
-    if 0 < steps < 1:
-        found.put("scheduler.warmup_steps", max(1, round(100 * steps)))
-        found.put("scheduler.warmup_unit", "percent")
+    percent = round(100 * length)
+    if not 0 < length < 1:
+        if length:
+            found.put("scheduler.warmup_steps", whole(length))
     elif steps:
-        found.put("scheduler.warmup_steps", whole(steps))
+        found.put("scheduler.warmup_steps", whole(length * steps))
+    elif percent:
+        found.put("scheduler.warmup_steps", percent)
+        found.put("scheduler.warmup_unit", "percent")
+    if 0 < length < 1 and not steps and not math.isclose(percent, 100 * length):
+        found.open.append(f"The warm-up is {100 * length:g} percent there; here it is a whole number of them.")
 
 
-def _decay(found: Imported, given: Given) -> None:
-    length, steps = number(found, given, "lr_decay_steps"), number(found, given, "max_train_steps")
-    if length:
-        share = length if length < 1 else length / max(1.0, steps or 1.0)
-        found.put("scheduler.decay_share", min(1.0, max(0.001, share)))
+def _decay(found: Imported, given: Given, steps: int) -> None:
+    """Read the falling end: a share of what follows the warm-up here, of the whole run there."""
+    length, values = number(found, given, "lr_decay_steps"), found.values["scheduler"]
+    args = dict(pairs(given.take("lr_scheduler_args")))
+    found.put("scheduler.decay_shape", args.pop("decay_type", "cosine"))
+    for name, value in args.items():
+        found.leave(f"lr_scheduler_args {name}", value)
+    if not length:  # it never falls there
+        found.put("scheduler.name", "constant")
+    elif length >= 1 and not steps:
+        found.leave("lr_decay_steps", length)
+    else:
+        share = whole(length * steps) / steps if steps and length < 1 else length / (steps or 1)
+        rises = _warmup(found, steps) / steps if steps else _percent(values) / 100
+        found.put("scheduler.decay_share", min(1.0, max(0.001, share / max(1e-9, 1 - rises))))
 
 
 def _optimizer(found: Imported, given: Given, *, second: bool, family: str) -> None:
@@ -556,9 +666,10 @@ def put_network(found: Imported, given: Given, family: str) -> None:
     module = str(given.take("network_module") or "networks.lora")
     args = dict(pairs(given.take("network_args")))
     lycoris = "lycoris" in module
-    if not lycoris and not re.fullmatch(r"lora(_\w+)?", module.rpartition(".")[2]):
+    own = re.fullmatch(r"(lora|loha|lokr)(_\w+)?", module.rpartition(".")[2])
+    if not lycoris and not own:
         raise without_counterpart("network_module", module, f"train it with {PROGRAM}")
-    algorithm = args.pop("algo", "lora").lower() if lycoris else "lora"
+    algorithm = args.pop("algo", "lora").lower() if lycoris else own.group(1) if own else ""
     known = {each.lycoris: name for name, each in ALGORITHMS.items() if each.lycoris}
     known |= {"locon": "lora", "diag-oft": "oft"}
     algorithm = known.get(algorithm, algorithm)
@@ -722,7 +833,8 @@ def _folders(found: Imported, given: Given, folder: Path) -> None:
     for dataset in () if listed else tables(datasets):
         own = {**shared, **{name: value for name, value in dataset.items() if name != "subsets"}}
         sizes.append(own)
-        directory = dataset.get("image_directory") or dataset.get("video_directory")  # of musubi-tuner
+        directory = directory_of(dataset)
+        own.setdefault("resolution", [960, 544]) if directory else None
         for subset in tables(dataset.get("subsets")) or ([{"image_dir": directory}] if directory else []):
             values = {**own, **subset}
             listed.append((values, "regularisation" if on(values.pop("is_reg", False)) else "train"))
@@ -755,16 +867,22 @@ def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
     if same and first.get("resolution"):
         put_resolution(found, first)
     if on(first.get("enable_bucket")):
-        step = whole(first.get("bucket_reso_steps") or 64)
+        usual = 16 if directory_of(first) else 64
+        step = whole(first.get("bucket_reso_steps") or usual)
         found.put("train.bucket_step", min(512, max(8, round(step / 8) * 8)))
         if step % 8:
             found.leave("bucket_reso_steps", step)
         if on(first.get("bucket_no_upscale")):
             found.put("train.buckets.no_upscale", True)
-        else:
+        elif not directory_of(first):
             found.put("train.buckets.min_side", whole(first.get("min_bucket_reso") or 256))
             found.put("train.buckets.max_side", whole(first.get("max_bucket_reso") or 1024))
     return same
+
+
+def directory_of(dataset: Mapping[str, Any]) -> str:
+    """Return the folder of a dataset of musubi-tuner; "" for one of sd-scripts, which has subsets."""
+    return str(dataset.get("image_directory") or dataset.get("video_directory") or "")
 
 
 def put_resolution(found: Imported, values: Mapping[str, Any]) -> None:
@@ -803,6 +921,7 @@ def put_concept(
         value = given.take(name)
         if value not in (None, "", False, 0) and not (name in DEFAULTS and value == DEFAULTS[name]):
             captions[setting] = convert(value)
+    _around(found, captions, real(given.take("token_warmup_step") or 0))
     ending = str(given.take("caption_extension") or ".caption")
     captions["extensions"] = [ending if ending.startswith(".") else f".{ending}"]
     captions["missing"] = "class_prompt" if captions.get("class_prompt") else "error"
@@ -826,11 +945,31 @@ def put_concept(
         side = round(math.sqrt(width * height) / 8) * 8
         concept["resolutions"] = [str(side) if on(given.take("enable_bucket")) else exactly(width, height)]
     place = str(given.take("image_dir") or "")
-    given.ignore(OF_A_FOLDER - {"face_crop_aug_range", "keep_tokens_separator", "secondary_separator"})
-    for name in ("face_crop_aug_range", "keep_tokens_separator", "secondary_separator"):
-        if value := given.take(name):
+    given.ignore(OF_A_FOLDER - {"face_crop_aug_range", *SEPARATORS})
+    for name, ours in (("face_crop_aug_range", ""), *SEPARATORS.items()):
+        if (value := given.take(name)) and value != ours:
             found.leave(name, value)
     for name, value in given.unread():
         if not WITHOUT_EFFECT.fullmatch(name):
             found.leave(f"dataset {name}", value)
     found.concept(folder=placed(folder, place), **concept, captions=captions)
+
+
+def _around(found: Imported, captions: dict[str, Any], warmup: float) -> None:
+    """Read how tags move: prefix and suffix are tags like others there, and here they stay around them."""
+    if 0 < warmup < 1:
+        captions["tag_warmup_steps"] = whole(warmup * _steps(found))
+        if not captions["tag_warmup_steps"]:
+            found.leave("token_warmup_step", warmup)
+    if not (captions.get("shuffle") or captions.get("tag_dropout") or captions.get("tag_warmup_steps")):
+        return
+    separator = captions.get("separator", ",")
+    before = str(captions.get("prefix", ""))
+    inside = before.count(separator)
+    if before and captions.get("keep", 0) < inside + (0 if before.rstrip().endswith(separator) else 1):
+        found.open.append(MOVES.format(part="caption_prefix", place="in front"))
+    captions["keep"] = max(0, captions.get("keep", 0) - inside)
+    if captions.get("suffix"):
+        found.open.append(MOVES.format(part="caption_suffix", place="at the end"))
+    if separator != ",":
+        found.open.append(f"sd-scripts joins the tags of a caption by a comma; here {separator} stands between them.")
