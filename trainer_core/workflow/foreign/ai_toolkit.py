@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...config import setting as named
+from ...config.optimizer import RATES
 from .imported import (
     Given,
     Imported,
@@ -31,13 +32,14 @@ from .texts import placed
 PROGRAM = "ai-toolkit"
 MOST_STEPS = 1_000_000
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
-NETWORK = {"type": "lora", "linear": 4, "linear_alpha": 1.0, "conv_alpha": 1.0}
+NETWORK = {"type": "lora", "alpha": 1.0, "lokr_full_rank": True, "transformer_only": True, "lokr_factor": -1}
 TRAIN = {
     "noise_scheduler": "ddpm", "steps": 1000, "lr": 1e-6, "optimizer": "adamw", "lr_scheduler": "constant",
     "max_grad_norm": 1.0, "train_unet": True, "batch_size": 1, "dtype": "fp32", "gradient_accumulation_steps": 1,
     "gradient_accumulation": 1, "gradient_checkpointing": True, "loss_type": "mse", "timestep_type": "sigmoid",
     "content_or_style": "balanced", "diff_output_preservation_multiplier": 1.0,
-    "diff_output_preservation_class": "", "noise_offset": 0.0,
+    "diff_output_preservation_class": "", "noise_offset": 0.0, "max_denoising_steps": 999, "reg_weight": 1.0,
+    "blank_prompt_preservation_multiplier": 1.0, "num_train_timesteps": 1000, "loss_target": "noise",
 }  # fmt: skip
 SAVE = {"save_every": 1000, "dtype": "float16", "max_step_saves_to_keep": 5}
 SAMPLE = {"sample_every": 100, "width": 512, "height": 512, "guidance_scale": 7, "sample_steps": 20, "seed": 0}
@@ -50,7 +52,7 @@ SCHEDULES = {
     "constant_with_warmup": "constant",
     "cosine": "cosine",
     "cosine_with_restarts": "cosine_with_restarts",
-    "linear": "linear",
+    "linear": "points",
 }
 FAMILIES = {"sdxl": "", "sd1": "", "sd2": "", "sd": "", "ssd": "", "vega": "", "sd3": "sd3", "flex1": "flux"} | {
     "flex2": "flux", "flux": "flux", "flux_kontext": "flux", "flux2": "flux2", "zimage": "z_image", "wan21": "wan",
@@ -107,7 +109,8 @@ def read_ai_toolkit(values: Mapping[str, Any], folder: Path) -> Imported:
     _train(found, parts["train"], str(job.get("trigger_word") or ""))
     _save(found, parts["save"], parts["sample"])
     for each in tables(job.get("datasets")):
-        _dataset(found, Given(each, DATASET), folder, str(job.get("trigger_word") or ""))
+        cached = {"cache_text_embeddings": True} if on(table(job.get("train")).get("cache_text_embeddings")) else {}
+        _dataset(found, Given({**each, **cached}, DATASET), folder, str(job.get("trigger_word") or ""))
     if not found.values.get("dataset", {}).get("concepts"):
         found.concept(folder="")
     for name, part in parts.items():
@@ -149,15 +152,20 @@ def _network(found: Imported, given: Given) -> None:
         found.put("lora.dora", True)
     if kind == "lokr" and on(given.take("lokr_full_rank")):
         found.put("lora.full_matrix", True)
-        given.ignore(("linear", "linear_alpha"))
+        given.ignore(("linear", "linear_alpha", "rank", "alpha", "conv", "conv_alpha"))
     else:
-        take(found, given, "linear", "lora.rank", whole)
-        found.put("lora.alpha", number(found, given, "linear_alpha") or 1.0)
-    if kind == "lokr" and (factor := number(found, given, "lokr_factor")):
-        found.put("lora.factor", whole(factor))
+        rank = number(found, given, "rank") or number(found, given, "linear") or 4
+        given.ignore(("linear",))
+        found.put("lora.rank", whole(rank))
+        alpha = number(found, given, "linear_alpha")
+        found.put("lora.alpha", (number(found, given, "alpha") if alpha is None else alpha) or 1.0)
+        given.ignore(("alpha",))
+    if kind == "lokr":
+        found.put("lora.factor", whole(number(found, given, "lokr_factor") or -1))
     conv = number(found, given, "conv")
-    found.put("lora.preset", "auto" if found.family else "full" if conv else "attn-mlp")
-    if conv and not found.family:
+    whole_matrix = found.values["lora"].get("full_matrix")
+    found.put("lora.preset", "auto" if found.family else "full" if conv or whole_matrix else "attn-mlp")
+    if conv and not found.family and not whole_matrix:
         found.put("lora.conv_rank", whole(conv))
         found.put("lora.conv_alpha", number(found, given, "conv_alpha") or conv)
     for name, setting in (
@@ -189,7 +197,7 @@ def _train(found: Imported, given: Given, trigger: str) -> None:
     found.put("optimizer.learning_rate", (rate if own is None else own) if on(given.take("train_unet")) else 0.0)
     trains_text = on(given.take("train_text_encoder")) and not found.family
     found.put("optimizer.text_encoder_learning_rate", (rate if text is None else text) if trains_text else 0.0)
-    name = put_optimizer(found, str(given.take("optimizer")))
+    name = _optimizer(found, str(given.take("optimizer")))
     for key, value in table(given.take("optimizer_params")).items():
         if key == "betas":
             for setting, each in zip(("beta1", "beta2"), listing(value), strict=False):
@@ -201,9 +209,12 @@ def _train(found: Imported, given: Given, trigger: str) -> None:
     _schedule(found, given)
     loss = str(given.take("loss_type"))
     found.put("objective.loss", LOSSES[loss]) if loss in LOSSES else found.leave("train.loss_type", loss)
-    for key in ("min_snr_gamma", "snr_gamma"):
-        if gamma := number(found, given, key):
-            found.put("objective.min_snr_gamma", gamma)
+    if fixed := number(found, given, "snr_gamma"):  # not cut off at 1, and instead of the other
+        found.leave("train.snr_gamma", fixed)
+        given.ignore(("min_snr_gamma",))
+    elif gamma := number(found, given, "min_snr_gamma"):
+        v = found.values.get("base_model", {}).get("prediction") == "v_prediction"  # which it weighs like noise
+        found.leave("train.min_snr_gamma", gamma) if v else found.put("objective.min_snr_gamma", gamma)
     put_number(found, given, "noise_offset", "objective.noise_offset")
     precision = PRECISIONS.get(str(given.take("dtype")))
     found.put("base_model.precision", precision) if precision else found.leave("train.dtype", given.take("dtype"))
@@ -211,25 +222,60 @@ def _train(found: Imported, given: Given, trigger: str) -> None:
         found.put("memory.checkpointing", "full")
     average = given.take("ema_config")
     if isinstance(average, Mapping) and on(average.get("use_ema")):
-        found.put("optimizer.ema_decay", real(average.get("ema_decay") or 0.995))
+        found.put("optimizer.ema_decay", real(average.get("ema_decay") or 0.999))
     if on(given.take("diff_output_preservation")):
         found.put("objective.preservation", "class")
         found.put("objective.preservation_trigger", trigger or "subject")
         found.put("objective.preservation_class", str(given.take("diff_output_preservation_class") or "person"))
         found.put("objective.preservation_weight", number(found, given, "diff_output_preservation_multiplier") or 1.0)
+    elif on(given.take("blank_prompt_preservation")):
+        found.put("objective.preservation", "blank")
+        found.put("objective.preservation_weight", number(found, given, "blank_prompt_preservation_multiplier") or 1.0)
+    given.ignore(("blank_prompt_preservation_multiplier",))
     _levels(found, given)
 
 
+def _optimizer(found: Imported, kind: str) -> str:
+    """Set the optimizer, with the numbers that it is built with there; an estimator's rate below 0.1 is 1."""
+    plain = kind.lower()
+    if plain.startswith("automagic"):
+        raise without_counterpart("optimizer", kind)
+    known = "prodigy" if plain.startswith("prodigy") else {"adam": "adamw", "adam8bit": "adamw8bit"}.get(plain, kind)
+    name = put_optimizer(found, known)
+    if plain in ("adam", "adam8bit", "adam8"):
+        found.put("optimizer.options.weight_decay", 0.0)
+    if name in ("adamw", "adamw8bit", "prodigy"):
+        found.put("optimizer.options.eps", 1e-6)
+    if name == "adafactor":
+        found.values["optimizer"]["options"] |= {"relative_step": False, "scale_parameter": False}
+    if plain.startswith(("prodigy", "dadapt")):
+        for each, rate in found.values["optimizer"].items():
+            if each in RATES and 0 < rate < 0.1:
+                found.put(f"optimizer.{each}", 1.0)
+    return name
+
+
 def _schedule(found: Imported, given: Given) -> None:
+    """Read the curve: its classes are torch's own, whose straight line rises from a third."""
     name = str(given.take("lr_scheduler"))
     params = table(given.take("lr_scheduler_params"))
     if name not in SCHEDULES:
         raise without_counterpart("lr_scheduler", name)
     found.put("scheduler.name", SCHEDULES[name])
+    rate = found.values["optimizer"][RATES[0]]
+    known = {"total_iters", "max_iterations"}
+    if name in ("cosine", "cosine_with_restarts") and (least := real(params.get("eta_min") or 0.0)) and rate:
+        found.put("scheduler.min_lr_ratio", min(1.0, least / rate))
     if name == "cosine_with_restarts":
-        found.put("scheduler.cycles", max(1, whole(params.get("num_cycles") or 1)))
-    if warmup := params.get("num_warmup_steps") or params.get("warmup_steps"):
-        put_warmup(found, warmup)
+        found.put("scheduler.cycles", 1)
+    if name == "linear":
+        first, last = (real(params.get(each, usual)) for each, usual in (("start_factor", 1 / 3), ("end_factor", 1.0)))
+        found.put("scheduler.points", f"0:{first:.9g}, 1:{last:.9g}")
+    if name == "constant_with_warmup":
+        put_warmup(found, params.get("num_warmup_steps", 1000))
+    for key, value in params.items():
+        if key not in known | {"eta_min", "start_factor", "end_factor", "num_warmup_steps"}:
+            found.leave(f"train.lr_scheduler_params.{key}", value)
 
 
 def _levels(found: Imported, given: Given) -> None:
@@ -280,14 +326,18 @@ def _dataset(found: Imported, given: Given, folder: Path, trigger: str) -> None:
     concept["resolutions"] = [str(whole(size)) for size in listing(given.take("resolution"))]
     ending = str(given.take("caption_ext") or ".txt")
     captions: dict[str, Any] = {"extensions": [ending if ending.startswith(".") else f".{ending}"], "missing": "empty"}
+    drawn = not on(given.take("cache_text_embeddings"))  # else no tag is left out, and one order stays
     captions["dropout"] = real(given.take("caption_dropout_rate") or 0.0)
     if default := given.take("default_caption"):
         captions |= {"missing": "class_prompt", "class_prompt": str(default)}
-    if on(given.take("shuffle_tokens")):
-        captions |= {"shuffle": True, "keep": whole(given.take("keep_tokens") or 0)}
-    given.ignore(("keep_tokens",))
-    if chance := real(given.take("token_dropout_rate") or 0.0):
-        captions["tag_dropout"] = chance
+    chance, shuffled = real(given.take("token_dropout_rate") or 0.0), on(given.take("shuffle_tokens"))
+    if shuffled:  # also those that are kept
+        captions |= {"shuffle": True} | ({} if drawn else {"variants": 1})
+    kept = whole(given.take("keep_tokens") or 0)
+    if chance and drawn:
+        captions |= {"tag_dropout": chance} | ({} if shuffled else {"keep": kept})
+        if shuffled and kept:
+            found.leave("datasets.keep_tokens", kept)
     if trigger:
         captions["prefix"] = trigger
         told = "ai-toolkit puts the trigger word only before captions that lack it; here it stands before each."
@@ -302,7 +352,10 @@ def _dataset(found: Imported, given: Given, folder: Path, trigger: str) -> None:
         concept["flip"] = True
     if on(given.take("random_crop")):
         concept["augment"] = {"crop_jitter": 1.0}
-    if masks := given.take("mask_path"):
+    if on(given.take("alpha_mask")):
+        concept["masks"] = {"source": "alpha", "unmasked_probability": 0.0,
+            "unmasked_weight": real(given.take("mask_min_value") or 0.0)}  # fmt: skip
+    elif masks := given.take("mask_path"):
         concept["masks"] = {"folder": str(masks), "missing": "ones", "unmasked_probability": 0.0,
             "unmasked_weight": real(given.take("mask_min_value") or 0.0)}  # fmt: skip
     if controls := given.take("control_path"):
