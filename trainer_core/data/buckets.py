@@ -145,7 +145,7 @@ def choose_sizes(
     return BucketChoice(bucket, cover(size, bucket))
 
 
-def no_upscale_bucket(size: Size, area: int, step: int) -> BucketChoice:
+def no_upscale_bucket(size: Size, area: int, step: int, *, logarithmic: bool = True) -> BucketChoice:
     """Choose the sizes of a picture that is never enlarged: its own size rounded down to the step.
 
     A picture of more than `area` pixels is reduced so that one side is a multiple of the step: the side whose
@@ -153,11 +153,14 @@ def no_upscale_bucket(size: Size, area: int, step: int) -> BucketChoice:
     """
     width, height = size
     resized = size
-    if width * height > area:  # as sd-scripts, but the error is measured on a log scale, the same for transposes
+    if width * height > area:  # as sd-scripts, whose error is not logarithmic, and so not the same for transposes
         wide = _down(_root(area * width, height), step)
         high = _down(_root(area * height, width), step)
         candidates = [(wide, _other(wide, width, height)), (_other(high, height, width), high)]
-        resized = min(candidates, key=lambda c: _error(size, c, step))
+        if logarithmic:
+            resized = min(candidates, key=lambda c: _error(size, c, step))
+        else:  # of two equal ones the second
+            resized = min(reversed(candidates), key=lambda c: abs(_aspect(c, step) - width / height))
     return BucketChoice((_down(resized[0], step), _down(resized[1], step)), resized)
 
 
@@ -168,6 +171,11 @@ def _down(side: int, step: int) -> int:
 def _root(numerator: int, denominator: int) -> int:
     """Compute the square root of a fraction, rounded exactly to a whole number."""
     return (math.isqrt(4 * numerator // denominator) + 1) // 2
+
+
+def _aspect(resized: Size, step: int) -> float:
+    width, height = (_down(side, step) for side in resized)
+    return width / height if height else math.inf
 
 
 def _error(size: Size, resized: Size, step: int) -> tuple[float, int, int, int, int]:

@@ -15,12 +15,13 @@ from ..common.axes import Size
 from ..common.rng import generator, uniforms
 from ..common.wording import count, names
 from ..config import DatasetConfig, TrainConfig, setting
-from .buckets import BucketChoice, buckets_of, choose_sizes, cover, merge_buckets, parse_resolution
+from .buckets import BucketChoice, choose_sizes, cover, merge_buckets, parse_resolution
 from .captions import compose_caption, is_dropped, mentions_side, plain_caption, varies
 from .controls import Control, Reference, References, control_crop
 from .crops import Crop, variant
 from .holdout import hold_out
 from .scan import Manifest, Picture
+from .shapes import shape_of
 from .visits import cycle_starts, shuffled, trained_resolutions, visit_offsets, visit_rates
 
 Item = tuple[int, int]  # (index of the picture, number of its visit in the run)
@@ -474,14 +475,9 @@ class Plan:
     def _choose_sizes(self) -> list[list[BucketChoice]]:
         """Choose the bucket of each picture at each of its resolutions."""
         options, step = self.train.buckets, self.train.bucket_step
-        limits = {} if options.no_upscale else {"min_side": options.min_side, "max_side": options.max_side}
         parsed = {text: parse_resolution(text) for each in self.resolutions for text in each}
-        lists = {text: buckets_of(resolution, step, **limits) for text, resolution in parsed.items()}
         choices = [
-            [
-                choose_sizes(self.size(i), parsed[t], lists[t], step=step, no_upscale=options.no_upscale)
-                for t in resolutions
-            ]
+            [shape_of(self.size(i), parsed[text], options, step) for text in resolutions]
             for i, resolutions in enumerate(self.resolutions)
         ]
         if options.small_buckets == "merge":

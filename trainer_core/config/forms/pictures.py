@@ -110,7 +110,13 @@ FORMS: dict[str, Form] = {
     "AtelierControlPictures": form("Control Pictures", _controls(), "DATASET"),
     "AtelierAugment": form("Augmentation", _augment(), "DATASET"),
     "AtelierBuckets": form(
-        "Buckets", (*rows_of(BucketConfig).values(), rows_of(TrainConfig)["bucket_step"]), "BUCKETS"
+        "Buckets",
+        (
+            *(each for name, each in rows_of(BucketConfig).items() if name != "shapes"),
+            rows_of(TrainConfig)["bucket_step"],
+            rows_of(BucketConfig)["shapes"],
+        ),
+        "BUCKETS",
     ),
     "AtelierMemory": form("Memory", rows_of(MemoryConfig).values(), "MEMORY"),
 }

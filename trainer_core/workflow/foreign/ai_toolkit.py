@@ -44,6 +44,7 @@ TRAIN = {
 SAVE = {"save_every": 1000, "dtype": "float16", "max_step_saves_to_keep": 5}
 SAMPLE = {"sample_every": 100, "width": 512, "height": 512, "guidance_scale": 7, "sample_steps": 20, "seed": 0}
 DATASET = {"resolution": 512, "caption_ext": ".txt", "num_repeats": 1, "loss_multiplier": 1.0, "network_weight": 1.0}
+DATASET |= {"buckets": True, "bucket_tolerance": 64}
 PRECISIONS = {"fp32": "float32", "float32": "float32", "float": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 PRECISIONS |= {"fp16": "float16", "float16": "float16", "half": "float16"}
 LOSSES = {"mse": "mse", "mae": "l1", "huber": "huber_true", "smooth_l1": "smooth_l1"}
@@ -323,7 +324,11 @@ def _save(found: Imported, given: Given, sample: Given) -> None:
 def _dataset(found: Imported, given: Given, folder: Path, trigger: str) -> None:
     path = str(given.take("folder_path") or given.take("dataset_path") or "")
     concept: dict[str, Any] = {"folder": placed(folder, path), "recursive": False, "folder_repeats": False}
-    concept["resolutions"] = [str(whole(size)) for size in listing(given.take("resolution"))]
+    sizes = [str(whole(size)) for size in listing(given.take("resolution"))]
+    if on(given.take("buckets")):
+        found.put("train.buckets.shapes", "ai_toolkit")
+        found.put("train.bucket_step", whole(given.take("bucket_tolerance")))
+    concept["resolutions"] = sizes if on(given.take("buckets")) else [f"{size}x{size}" for size in sizes]
     ending = str(given.take("caption_ext") or ".txt")
     captions: dict[str, Any] = {"extensions": [ending if ending.startswith(".") else f".{ending}"], "missing": "empty"}
     drawn = not on(given.take("cache_text_embeddings"))  # else no tag is left out, and one order stays

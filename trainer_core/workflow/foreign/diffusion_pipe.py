@@ -27,6 +27,7 @@ FILES = {  # of the model -> the role
     "checkpoint_path": "checkpoint", "vae_path": "vae", "llm_path": "text_encoder_1",
     "text_encoder_path": "text_encoder_1", "t5_path": "text_encoder_1", "clip_path": "text_encoder_2",
 }  # fmt: skip
+COSINE_END = 1e-6  # the rate at which a cosine ends there
 OPTIMIZERS = {"adamw_optimi": "adamw", "adamw8bit": "adamw8bit", "adamw8bitkahan": "adamw8bit", "adamw": "adamw"}
 WITHOUT_EFFECT = frozenset({
     "output_dir", "dataset", "model", "adapter", "optimizer", "pipeline_stages", "eval_every_n_epochs", "eval_datasets",
@@ -77,6 +78,8 @@ def read_diffusion_pipe(values: Mapping[str, Any], folder: Path) -> Imported:
         found.leave("lr_scheduler", schedule)
     put_warmup(found, given.take("warmup_steps"))
     _optimizer(found, Given(parts["optimizer"], {"lr": 1e-4}), model)
+    if schedule == "cosine" and (rate := found.values["optimizer"]["learning_rate"]):
+        found.put("scheduler.min_lr_ratio", min(1.0, COSINE_END / rate))
     if every := number(found, given, "save_every_n_epochs"):
         found.put("saves.save_every", whole(every))
         found.put("saves.save_unit", "epochs")
@@ -140,6 +143,8 @@ def _optimizer(found: Imported, given: Given, model: Given) -> None:
         for part, setting in (("text_encoder_1_lr", "text_encoder"), ("text_encoder_2_lr", "text_encoder_2")):
             text = number(found, model, part)
             found.put(f"optimizer.{setting}_learning_rate", 0.0 if text is None else text)
+    if kind.lower() == "adamw_optimi":  # as its library has them
+        found.values["optimizer"].setdefault("options", {}).update(beta2=0.99, eps=1e-6)
     betas = given.take("betas")
     if name != "custom" and isinstance(betas, list):
         for setting, value in zip(("beta1", "beta2"), betas, strict=False):

@@ -251,6 +251,7 @@ def _sd_datasets(config: RunConfig, sheet: Sheet, left: list[str]) -> dict[str, 
             general[theirs] = side
     if sheet.take("train.buckets.no_upscale"):
         general["bucket_no_upscale"] = True
+    _as_there(config, sheet, "sd_scripts")
     datasets: dict[str, dict[str, Any]] = {}
     for concept in config.dataset.concepts:
         own = concept.resolutions[0] if concept.resolutions else ""
@@ -258,6 +259,12 @@ def _sd_datasets(config: RunConfig, sheet: Sheet, left: list[str]) -> dict[str, 
         dataset = datasets.setdefault(str(sizes), {"resolution": sizes, "subsets": []})
         dataset["subsets"].append(_sd_subset(concept, left))
     return {"general": general, "datasets": list(datasets.values())}
+
+
+def _as_there(config: RunConfig, sheet: Sheet, shapes: str) -> None:
+    """Count the shapes of pictures as said where they are the program's own."""
+    if config.train.buckets.shapes == shapes:
+        sheet.take("train.buckets.shapes")
 
 
 def _sd_subset(concept: ConceptConfig, left: list[str]) -> dict[str, Any]:
@@ -319,6 +326,8 @@ def _for_ai_toolkit(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
     if config.optimizer.ema_decay:
         step["ema_config"] = {"use_ema": True, "ema_decay": sheet.take("optimizer.ema_decay")}
     sheet.take("train.resolution")
+    _as_there(config, sheet, "ai_toolkit")
+    step_of_sizes = sheet.take("train.bucket_step") or 64
     datasets = []
     for concept in config.dataset.concepts:
         sizes = [int(size) for size in concept.resolutions if "x" not in size] or [train.resolution or 512]
@@ -326,7 +335,7 @@ def _for_ai_toolkit(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
         datasets.append({
             "folder_path": concept.folder, "caption_ext": captions.extensions[0].lstrip("."), "resolution": sizes,
             "caption_dropout_rate": max(0.0, captions.dropout), "shuffle_tokens": captions.shuffle,
-            "num_repeats": max(1, round(concept.repeats)), "flip_x": concept.flip,
+            "num_repeats": max(1, round(concept.repeats)), "flip_x": concept.flip, "bucket_tolerance": step_of_sizes,
             "is_reg": concept.role == "regularisation",
         })  # fmt: skip
     job = {
@@ -363,6 +372,7 @@ def _for_onetrainer(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
     if kind not in optimizer:
         left.append(f"{setting('optimizer.name')} = {kind!r}")
     sheet.take("train.resolution")
+    _as_there(config, sheet, "onetrainer")
     given: dict[str, Any] = {
         "__version": 6, "training_method": "FINE_TUNE" if algorithm == "full" else "LORA",
         "model_type": "STABLE_DIFFUSION_XL_10_BASE" if rates[2] else "STABLE_DIFFUSION_15",

@@ -330,6 +330,9 @@ def _sizes(found: Imported, given: Given) -> None:
     """Read the resolutions: with buckets an area each, without a square."""
     buckets = on(given.take("aspect_ratio_bucketing"))
     sizes = [part.strip() for part in str(given.take("resolution") or "").split(",") if part.strip()]
+    if buckets and sizes:
+        found.put("train.buckets.shapes", "onetrainer")
+        found.put("train.bucket_step", 16 if "PIXART" in str(given.take("model_type")) else 64)
     if buckets and len(sizes) == 1 and sizes[0].isdecimal():
         found.put("train.resolution", whole(sizes[0]))
     elif sizes:

@@ -827,7 +827,7 @@ def _folders(found: Imported, given: Given, folder: Path) -> None:
     listed = [
         ({**shared, "image_dir": image_dir, "tree": True}, role)
         for name, role in (("train_data_dir", "train"), ("reg_data_dir", "regularisation"))
-        if (image_dir := given.take(name))
+        if (image_dir := given.take(name)) and not given.take("dataset_config")  # beside which they are ignored
     ]
     sizes: list[dict[str, Any]] = [shared] if listed or not datasets else []
     for dataset in () if listed else tables(datasets):
@@ -867,9 +867,9 @@ def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
     if same and first.get("resolution"):
         put_resolution(found, first)
     if on(first.get("enable_bucket")):
-        usual = 16 if directory_of(first) else 64
-        step = whole(first.get("bucket_reso_steps") or usual)
+        step = 16 if directory_of(first) else whole(first.get("bucket_reso_steps") or 64)
         found.put("train.bucket_step", min(512, max(8, round(step / 8) * 8)))
+        found.put("train.buckets.shapes", "musubi" if directory_of(first) else "sd_scripts")
         if step % 8:
             found.leave("bucket_reso_steps", step)
         if on(first.get("bucket_no_upscale")):
@@ -889,7 +889,10 @@ def put_resolution(found: Imported, values: Mapping[str, Any]) -> None:
     """Set the size of a run: an area with buckets, exactly that one without."""
     width, height = sides(values["resolution"])
     if on(values.get("enable_bucket")):
-        found.put("train.resolution", round(math.sqrt(width * height) / 8) * 8)
+        side = round(math.sqrt(width * height) / 8) * 8
+        found.put("train.resolution", side)
+        if side * side != width * height:
+            found.open.append(f"Pictures have about the area of {width} x {height} there, and of {side} x {side} here.")
     else:
         found.put("train.buckets.resolutions", [exactly(width, height)])
 
