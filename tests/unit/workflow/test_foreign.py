@@ -549,7 +549,7 @@ def test_the_common_part_of_diffusion_pipe_and_simpletuner_is_read(tmp_path):
     config = read_open(found.values)
     assert found.left == ["odd = 'x'"] and bring(path).name == "my_cat"
     assert (config.lora.rank, config.lora.alpha, config.train.steps) == (8, 8, 300)
-    assert config.optimizer.part_rates == (2e-4, 0, 0) and config.scheduler.name == "expression"
+    assert config.optimizer.part_rates == (2e-4, 0, 0) and config.scheduler.name == "constant"
     (concept,) = config.dataset.concepts
     assert (concept.repeats, concept.resolutions) == (5, ("1000",))
 

@@ -5,6 +5,7 @@ Source of names and defaults: its documentation of options and of data loaders.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,33 @@ from .texts import beside, placed
 
 PROGRAM = "SimpleTuner"
 DEFAULTS: dict[str, Any] = {
-    "model_type": "lora", "lora_type": "standard", "lora_rank": 16, "learning_rate": 1e-4, "optimizer": "adamw_bf16",
-    "lr_scheduler": "sine", "lr_warmup_steps": 500, "train_batch_size": 1, "gradient_accumulation_steps": 1,
-    "max_train_steps": 0, "num_train_epochs": 1, "mixed_precision": "bf16", "max_grad_norm": 2.0, "resolution": 1024,
-    "resolution_type": "pixel_area", "caption_dropout_probability": 0.0, "checkpointing_steps": 500, "seed": 42,
-    "lora_dropout": 0.1, "flow_schedule_shift": 3.0, "validation_steps": 100, "model_flavour": "",
+    "model_type": "lora", "lora_type": "standard", "lora_rank": 16, "learning_rate": 4e-7, "optimizer": "adamw_bf16",
+    "lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 0, "lr_end": 4e-7, "lr_power": 0.8,
+    "train_batch_size": 4, "gradient_accumulation_steps": 1, "max_train_steps": 0, "num_train_epochs": 1,
+    "mixed_precision": "bf16",
+    "max_grad_norm": 2.0, "grad_clip_method": "value", "resolution": 1024, "resolution_type": "pixel_area",
+    "caption_dropout_probability": 0.1, "checkpoint_step_interval": 500, "lora_dropout": 0.1, "loss_type": "l2",
+    "flow_schedule_shift": 3.0, "flow_sigmoid_scale": 1.0, "validation_step_interval": 100, "huber_c": 0.1,
+    "huber_schedule": "snr", "noise_offset_probability": 0.25, "noise_offset": 0.1,
 }  # fmt: skip
 FAMILIES = {"sdxl": "", "sd1x": "", "sd2x": "", "sd3": "sd3", "flux": "flux", "flux2": "flux2", "chroma": "chroma"} | {
     "pixart_sigma": "pixart", "qwen_image": "qwen_image", "wan": "wan", "hidream": "hidream", "lumina2": "lumina2",
     "ltxvideo": "ltxv", "omnigen": "omnigen", "z_image": "z_image", "auraflow": "auraflow",
 }  # fmt: skip
-SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine", "linear": "linear"} | {
-    "cosine_with_restarts": "cosine_with_restarts",
+SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"} | {
     "polynomial": "polynomial",
+    "cosine_with_restarts": "constant",  # it starts again at every step there
 }
-SINE = "0.5 * (1 + sin(pi * t + pi / 2))"
+WAVES = {  # by its length in steps, which is written as the warm-up
+    "sine": "0.5 * (1 + sin(pi * step / {length}))",
+    "cosine": "0.5 * (1 + cos(pi * step / {length}))",
+}
+LOSSES = {"l2": "mse", "huber": "huber", "smooth_l1": "smooth_l1"}
+OF_SPEED = re.compile(  # and of places, pictures on the way, and what is done here by other means
+    "validation_.*|vae_.*|dynamo_.*|eval_.*|evaluation_.*|sdnq_.*|ramtorch.*|gradient_checkpointing_.*|offload_.*"
+    "|disable_bucket_pruning|num_processes|trust_remote_code|text_encoder_batch_size|allow_dataset_oversubscription"
+    "|musubi_blocks_to_swap|context_parallel_.*|ema_validation|hub_.*|framerate"
+)
 WITHOUT_EFFECT = frozenset({
     "output_dir", "resume_from_checkpoint", "report_to", "tracker_project_name", "tracker_run_name", "hub_model_id",
     "push_to_hub", "push_checkpoints_to_hub", "data_backend_config", "aspect_bucket_rounding", "minimum_image_size",
@@ -74,33 +87,69 @@ def read_simpletuner(values: Mapping[str, Any], folder: Path) -> Imported:
     take(found, given, "train_batch_size", "train.batch_size", whole)
     take(found, given, "gradient_accumulation_steps", "train.accumulate", whole)
     take(found, given, "seed", "train.seed", lambda value: max(0, whole(value)))
-    take(found, given, "max_grad_norm", "optimizer.max_grad_norm", real)
-    found.put("optimizer.learning_rate", number(found, given, "learning_rate") or 1e-4)
+    by_value = given.take("grad_clip_method") == "value"
+    found.put("optimizer.max_grad_norm", 0.0)
+    take(found, given, "max_grad_norm", f"optimizer.max_grad_{'value' if by_value else 'norm'}", real)
+    found.put("optimizer.learning_rate", number(found, given, "learning_rate") or 4e-7)
     optimizer = str(given.take("optimizer"))
     put_optimizer(found, "adamw" if optimizer in ("adamw_bf16", "optimi-adamw") else optimizer)
+    if optimizer == "adamw_bf16":
+        found.put("optimizer.options.eps", 1e-6)
     _schedule(found, given)
     precision = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}.get(str(given.take("mixed_precision")))
     if precision:
         found.put("base_model.precision", precision)
     put_number(found, given, "snr_gamma", "objective.min_snr_gamma")
-    put_number(found, given, "noise_offset", "objective.noise_offset")
+    if on(given.take("offset_noise")):  # at a share of the steps
+        found.leave("offset_noise", given.take("noise_offset"))
+    given.ignore(("noise_offset", "noise_offset_probability"))
+    _loss(found, given)
     if on(given.take("gradient_checkpointing")):
         found.put("memory.checkpointing", "full")
     if on(given.take("use_ema")):
         found.put("optimizer.ema_decay", number(found, given, "ema_decay") or 0.995)
-    if found.family and not on(given.take("flow_schedule_auto_shift")):
-        found.put("objective.timestep_shift", number(found, given, "flow_schedule_shift") or 1.0)
-    if every := number(found, given, "checkpointing_steps"):
+        take(found, given, "ema_update_interval", "optimizer.ema_every", whole)
+    every = number(found, given, "checkpointing_steps") or number(found, given, "checkpoint_step_interval")
+    given.ignore(("checkpoint_step_interval",))
+    if every:
         found.put("saves.save_every", whole(every))
         found.put("saves.save_unit", "steps")
     if prompt := str(given.take("validation_prompt") or "").strip():
         found.put("sample.prompts", [" ".join(prompt.split())])
-        found.put("saves.sample_every", whole(number(found, given, "validation_steps") or 100))
+        found.put(
+            "saves.sample_every",
+            whole(number(found, given, "validation_steps") or number(found, given, "validation_step_interval") or 100),
+        )
     _backends(found, given, folder)
     for key, value in given.unread():
-        if key not in WITHOUT_EFFECT:
+        if key not in WITHOUT_EFFECT and not OF_SPEED.fullmatch(key):
             found.leave(key, value)
     return found
+
+
+def _loss(found: Imported, given: Given) -> None:
+    """Read the loss, and how a flow model's noise levels are drawn."""
+    loss = str(given.take("loss_type"))
+    found.put("objective.loss", LOSSES[loss]) if loss in LOSSES else found.leave("loss_type", loss)
+    if loss in ("huber", "smooth_l1"):
+        take(found, given, "huber_c", "objective.huber_c", real)
+        take(found, given, "huber_schedule", "objective.huber_schedule", str)
+    given.ignore(("huber_c", "huber_schedule"))
+    if not found.family:
+        given.ignore(("flow_sigmoid_scale", "flow_schedule_shift"))
+        return
+    if on(given.take("flow_use_uniform_schedule")):
+        found.put("objective.timestep_distribution", "uniform")
+    elif on(given.take("flow_use_beta_schedule")):
+        found.put("objective.timestep_distribution", "beta")
+        for name, setting in (("flow_beta_schedule_alpha", "beta_a"), ("flow_beta_schedule_beta", "beta_b")):
+            found.put(f"objective.{setting}", number(found, given, name) or 2.0)
+    else:
+        found.put("objective.timestep_distribution", "logit_normal")
+        found.put("objective.logit_scale", number(found, given, "flow_sigmoid_scale") or 1.0)
+    given.ignore(("flow_sigmoid_scale",))
+    if not on(given.take("flow_schedule_auto_shift")):
+        found.put("objective.timestep_shift", number(found, given, "flow_schedule_shift") or 1.0)
 
 
 def _network(found: Imported, given: Given, folder: Path) -> None:
@@ -125,15 +174,23 @@ def _network(found: Imported, given: Given, folder: Path) -> None:
 
 
 def _schedule(found: Imported, given: Given) -> None:
-    name = str(given.take("lr_scheduler"))
-    if name == "sine":
+    """Read the curve: its waves are as long as the warm-up there, which they have none of."""
+    name, length = str(given.take("lr_scheduler")), whole(number(found, given, "lr_warmup_steps") or 0)
+    rate, end = found.values["optimizer"]["learning_rate"], number(found, given, "lr_end") or 0.0
+    if name in WAVES:
         found.put("scheduler.name", "expression")
-        found.put("scheduler.expression", SINE)
+        found.put("scheduler.expression", WAVES[name].format(length=max(1, length)))
     elif name in SCHEDULES:
         found.put("scheduler.name", SCHEDULES[name])
+        if name not in ("constant", "cosine_with_restarts"):
+            put_warmup(found, length)
     else:
         raise without_counterpart("lr_scheduler", name)
-    put_warmup(found, given.take("lr_warmup_steps"))
+    if name == "polynomial":
+        take(found, given, "lr_power", "scheduler.power", real)
+    if (name == "polynomial" or name in WAVES) and rate and end:
+        found.put("scheduler.min_lr_ratio", min(1.0, end / rate))
+    given.ignore(("lr_end", "lr_power", "lr_num_cycles"))
 
 
 def _size(value: Any, kind: str) -> str:
