@@ -288,6 +288,107 @@ def test_scripts_of_three_shells_say_the_same(suffix):
     assert left == [] and command.open == [] and command.unsure == []
 
 
+BRANCHES = {
+    ".ps1": r"""
+$mode = "Wan_Lora"
+$rank = 32 # usual
+$weights = ""# none
+$script = "train_network"
+$ext = @("--seed=3")
+function Add-Seed($seed) {
+  [void]$ext.Add("--seed=$seed")
+}
+if ($mode -ilike "hv*") {
+  $script = "hv_" + $script
+  if ($rank -eq 4) {
+    [void]$ext.Add("--xformers")
+  }
+}
+elseif ($mode -ilike "Wan*" -and -not ($weights)) {
+  $script = "wan_" + $script
+  if ($rank -gt 16) { [void]$ext.Add("--sdpa") }
+  else {
+    [void]$ext.Add("--flash_attn")
+  }
+}
+else {
+  [void]$ext.Add("--split_attn")
+}
+if ($weights) {
+  [void]$ext.Add("--network_weights=$weights")
+}
+foreach ($each in $args) {
+  [void]$ext.Add("--loop=$each")
+}
+if (Test-Path "./x") {
+  [void]$ext.Add("--found")
+}
+if ($rank -ne 0) {
+  [void]$ext.Add("--network_dim=$rank")
+}
+python "./musubi-tuner/$script.py" `
+  --dit="D:/a b" $ext
+""",
+    ".sh": r"""
+MODE=wan
+RANK=32
+WEIGHTS=""
+if [ "$MODE" = "hv" ]; then
+  ARGS="--xformers"
+elif [ "$MODE" = "wan" ]; then
+  ARGS="--sdpa --seed=3"
+elif [ "$MODE" != "flux" ]; then
+  ARGS="--flash_attn"
+else
+  ARGS="--split_attn"
+fi
+if [ -n "$WEIGHTS" ]; then
+  MORE="--network_weights=$WEIGHTS"
+else
+  MORE="--network_dim=$RANK"
+fi
+if [ -f x ]; then
+  MORE="--loop"
+  MORE+=" --found"
+fi
+python src/wan_train_network.py --dit "D:/a b" $ARGS $MORE
+""",
+}
+
+
+@pytest.mark.parametrize("suffix", BRANCHES)
+def test_the_branches_of_a_script_are_followed(suffix):
+    command = read_script(BRANCHES[suffix], suffix)
+    found, left = arguments(command.words, LISTS)
+    assert command.program == "wan_train_network.py" and left == []
+    assert found == {"dit": "D:/a b", "sdpa": True, "seed": "3", "network_dim": "32"}
+    assert [word.partition("=")[0] for word in command.unsure] == ["--loop", "--found"]
+
+
+def test_a_script_that_calls_something_else_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no command that trains"):
+        read_foreign(saved(tmp_path, "a.ps1", "python cache_latents.py `\n --vae=a --seed=1 --network_dim=4\n"))
+
+
+def test_a_script_that_trains_the_whole_model_does_here(tmp_path):
+    line = "python {} --pretrained_model_name_or_path m --learning_rate 1e-5 --max_train_steps 9"
+    for script, rates in (("fine_tune.py", (1e-5, 0, 0)), ("train_db.py", (1e-5, 1e-5, 0))):
+        config = read_open(read_foreign(saved(tmp_path, "a.sh", line.format(script))).values)
+        assert (config.lora.algorithm, config.optimizer.part_rates) == ("full", rates)
+    more = " --train_text_encoder --learning_rate_te1 1e-6 --learning_rate_te2 2e-6"
+    config = read_open(read_foreign(saved(tmp_path, "b.sh", line.format("sdxl_train.py") + more)).values)
+    assert (config.lora.algorithm, config.optimizer.part_rates) == ("full", (1e-5, 1e-6, 2e-6))
+    with pytest.raises(ValueError, match=r"train_textual_inversion\.py trains no LoRA"):
+        read_foreign(saved(tmp_path, "c.sh", line.format("train_textual_inversion.py")))
+
+
+def test_the_model_of_a_file_is_told_by_its_network(tmp_path):
+    wan = 'dit = "w.safetensors"\nnetwork_module = "networks.lora_wan"\nnetwork_dim = 8\n'
+    found = read_foreign(saved(tmp_path, "a.toml", wan))
+    assert (found.program, found.family) == ("musubi-tuner", "wan")
+    assert read_foreign(saved(tmp_path, "b.sh", "python odd_train_network.py --dit m --seed 1")).family == "odd"
+
+
 def test_what_a_script_leaves_open_is_told(tmp_path):
     text = "if [ -f x ]; then\n  EXTRA=--sdpa\nfi\npython train_network.py --network_dim=8 $MORE --seed 1\n"
     found = read_foreign(saved(tmp_path, "a.sh", text))

@@ -287,9 +287,13 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", program: str = PROGRAM) -> Imported:
     """Read the arguments of a training script, by name; folder: in which relative paths start."""
-    given = Given(values, DEFAULTS)
+    given = Given(_whole_model(values, script) if script.endswith(".py") else values, DEFAULTS)
     found = Imported(program=program, name=str(given.take("output_name")))
-    family = next((each for word, each in FAMILIES.items() if word in script), "")
+    named = script or str(given.take("network_module") or "").rpartition(".")[2]  # which tells it, too
+    family = next((each for word, each in FAMILIES.items() if word in named), "")
+    if given.take("dit"):
+        found.program = found.program.replace(PROGRAM, "musubi-tuner")
+        family = family or re.sub(r"_?train.*", "", script) or "hunyuan_video"  # its first, whose modules tell nothing
     family = "chroma" if family == "flux" and given.take("model_type") == "chroma" else family
     _model(found, given, family)
     _length(found, given)
@@ -313,6 +317,24 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
         if not WITHOUT_EFFECT.fullmatch(name):
             found.leave(name, value)
     return found
+
+
+def _whole_model(values: Mapping[str, Any], script: str) -> Mapping[str, Any]:
+    """Write the arguments of a script that trains the whole model as those of a network; refuse what trains another."""
+    if "network" in script:
+        return values
+    if re.search("textual_inversion|control", script):
+        raise ValueError(f"its {script:.60} trains no LoRA; choose the script that calls train_network.py")
+    trains_text = on(values.get("train_text_encoder")) or script == "train_db.py"
+    text = [values[name] for name in ("learning_rate_te", "learning_rate_te1", "learning_rate_te2") if name in values]
+    rates = {"text_encoder_lr": text} if text else {}
+    own = {
+        "network_module": "lycoris.kohya",
+        "network_args": {"algo": "full"},
+        "network_train_unet_only": not trains_text,
+    }
+    kept = {name: value for name, value in values.items() if not name.startswith("learning_rate_te")}
+    return {**kept, **rates, **own}
 
 
 def _model(found: Imported, given: Given, family: str) -> None:

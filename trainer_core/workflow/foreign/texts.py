@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .conditions import Blocks, apart
+
 MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 LARGEST = 2**20  # bytes of a file
 MOST_WORDS = 10_000  # of a command
 MOST_ALIASES = 20  # of a YAML
-PROGRAM = re.compile(r"(?:^|[\\/])([\w.-]*train[\w.-]*\.py)$", re.IGNORECASE)
+PROGRAM = re.compile(r"(?:^|[\\/])([\w.-]*(?:train|fine_tune)[\w.-]*\.py)$", re.IGNORECASE)
 SET = {  # how a shell sets a variable, or adds to it
     "sh": re.compile(
         r"^\s*(?:export\s+|declare\s+(?:-\w+\s+)?|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL
@@ -24,18 +26,6 @@ SET = {  # how a shell sets a variable, or adds to it
         re.IGNORECASE | re.DOTALL,
     ),
 }
-IF = {  # how it asks: the variable, the comparison, the value
-    "sh": re.compile(r"^\s*(?:el)?if\s+\[+\s*\"?\$\{?(\w+)\}?\"?\s*(==|=|!=|-eq|-ne)\s*\"?([^\"\]\s]*)\"?\s*\]+"),
-    "bat": re.compile(r"(?!)"),
-    "ps1": re.compile(r"^\s*\}?\s*(?:else)?if\s*\(\s*\$(\w+)\s*(-eq|-ne)\s*[\"']?([^\"')]*)[\"']?\s*\)", re.IGNORECASE),
-}
-ASKS = {"sh": re.compile(r"^\s*if\b"), "bat": re.compile(r"(?!)"), "ps1": re.compile(r"^\s*if\b", re.IGNORECASE)}
-ELSE = {
-    "sh": re.compile(r"^\s*el(?:se|if)\b"),
-    "bat": re.compile(r"(?!)"),
-    "ps1": re.compile(r"^\s*\}?\s*else", re.IGNORECASE),
-}
-ENDS = {"sh": re.compile(r"\bfi\s*;?\s*$"), "bat": re.compile(r"(?!)"), "ps1": re.compile(r"\}\s*$")}
 USED = {  # how it names one
     "sh": re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|([A-Za-z_]\w*))"),
     "bat": re.compile(r"[%!]([A-Za-z_]\w*)()[%!]()"),
@@ -111,19 +101,18 @@ def read_script(text: str, suffix: str) -> Command:
     known: dict[str, list[str]] = {}
     found: list[tuple[str, list[str], list[str]]] = []
     plain: list[str] = []
-    asked: list[bool | None] = []  # of each condition around a line: whether it holds; None where nobody knows
+    blocks = Blocks(kind)
     unsure: list[str] = []
-    for line in _lines(text, kind):
-        if SKIPPED[kind].match(line) or _asks(line, kind, known, asked):
-            continue
-        if any(each is False for each in asked):
+    calls = False
+    for line in (part for whole in _lines(text, kind) for part in apart(whole, kind)):
+        if SKIPPED[kind].match(line) or blocks.follow(line, known) or blocks.skipped:
             continue
         set_here = _set_in(line, kind)
         if set_here:
             name, adds, value = set_here
-            words = _expanded(value, kind, known, [])
-            if None in asked:
-                unsure += [word for word in words if word.startswith("--")]
+            words = _joined(value, known) if kind == "ps1" else _expanded(value, kind, known, [])
+            if blocks.unsure:
+                unsure += [word.strip() for word in words if word.strip().startswith("--")]
             else:
                 known[name] = [*known.get(name, ()), *words] if adds else words
             continue
@@ -133,37 +122,17 @@ def read_script(text: str, suffix: str) -> Command:
         if start >= 0:
             match = PROGRAM.search(words[start])
             found.append((match.group(1) if match else "", words[start + 1 :], left))
+        elif any(word.endswith(".py") for word in words):
+            calls = True
         else:
             first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
             plain += words[first:]
     if found:
         program, words, left = found[0]
         return Command(program, words, list(dict.fromkeys(left)), len(found) - 1, list(dict.fromkeys(unsure)))
-    if plain:
+    if plain and not calls:  # arguments alone, not of something that does not train
         return Command("", plain)
     raise ValueError("it holds no command that trains; choose the script that calls train_network.py")
-
-
-def _asks(line: str, kind: str, known: dict[str, list[str]], asked: list[bool | None]) -> bool:
-    """Follow the conditions of a script in `asked`; tell whether a line is one of them."""
-    found = IF[kind].match(line)
-    holds: bool | None = None
-    if found and (words := known.get(found.group(1).lower() if kind != "sh" else found.group(1))) is not None:
-        same = " ".join(words).lower() == found.group(3).strip().lower()
-        holds = same if found.group(2) in ("==", "=", "-eq") else not same
-    if ELSE[kind].match(line):
-        if asked:
-            before = asked.pop()
-            asked.append(holds if found and before is False else None if before is None else not before)
-        return True
-    if ASKS[kind].match(line):
-        if not ENDS[kind].search(line):
-            asked.append(holds)
-        return True
-    if ENDS[kind].search(line) and asked and line.strip() in ("fi", "fi;", "}"):
-        asked.pop()
-        return True
-    return False
 
 
 def _set_in(line: str, kind: str) -> tuple[str, bool, str] | None:
@@ -176,7 +145,7 @@ def _set_in(line: str, kind: str) -> tuple[str, bool, str] | None:
     if kind == "sh" and not value.startswith("(") and len([*_split(line.replace("export ", ""), kind)]) > 1:
         return None  # a variable of one command
     value = value.removeprefix("@").strip()
-    inner = value[1:-1] if value.startswith("(") and value.endswith(")") else value
+    inner = value[1:].removesuffix(")") if value.startswith("(") else value
     return (name if kind == "sh" else name.lower()), adds, "" if inner.startswith("[") and kind == "ps1" else inner
 
 
@@ -209,8 +178,8 @@ def _expanded(line: str, kind: str, known: dict[str, list[str]], left: list[str]
         whole = USED[kind].fullmatch(raw)
         name = (whole.group(1) or whole.group(3)) if whole else ""
         key = name.lower() if kind != "sh" else name
-        if whole and key in known:
-            words += known[key]
+        if whole and key in known:  # bash splits what stands without quotes
+            words += [part for each in known[key] for part in (each.split() if kind == "sh" and not quote else [each])]
             continue
 
         def value(match: re.Match[str]) -> str:
@@ -225,6 +194,13 @@ def _expanded(line: str, kind: str, known: dict[str, list[str]], left: list[str]
 
         words.append(USED[kind].sub(value, raw))
     return words
+
+
+def _joined(value: str, known: dict[str, list[str]]) -> list[str]:
+    """Expand a value of PowerShell; texts with + between them are one."""
+    parts = re.split(r"(?<=[\w\"'})])\s+\+\s+(?=[\"'$])", value)
+    words = [_expanded(part, "ps1", known, []) for part in parts]
+    return ["".join(" ".join(each) for each in words)] if len(parts) > 1 else words[0]
 
 
 def _split(line: str, kind: str) -> Iterator[tuple[str, str]]:
@@ -251,13 +227,18 @@ def _split(line: str, kind: str) -> Iterator[tuple[str, str]]:
             if started or word:
                 yield word, around
             word, around, started = "", "", False
-        elif letter == "#" and kind != "bat" and not word and not started:
+        elif letter == "#" and _ends(line[:at], kind, begun=bool(word) or started):
             break
         else:
             word += letter
         at += 1
     if started or word:
         yield word, around
+
+
+def _ends(before: str, kind: str, *, begun: bool) -> bool:
+    """Tell whether # begins a comment; in PowerShell also behind a quote, which ends its text."""
+    return (kind != "bat" and not begun) or (kind == "ps1" and before.endswith(("'", '"')))
 
 
 def arguments(words: list[str], lists: frozenset[str]) -> tuple[dict[str, object], list[str]]:
