@@ -32,6 +32,7 @@ EVERYWHERE = {  # these send what comes in to every open input of its type; wher
     "Seed Everywhere": (),
 }
 EDITORS_OWN = ("PrimitiveNode", *PASSING, *GETTERS, *EVERYWHERE, *NOTES)  # nodes that no server needs
+MUTED_INPUTS = "muted"  # what a prompt tells of a node beside its title: inputs whose link comes from a muted node
 GROUPS = ("workflow>", "workflow/")  # before the name of a group node, which older editors made
 CONSTANTS = ("PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveStringMultiline", "PrimitiveBoolean")
 
@@ -282,6 +283,14 @@ class _Graph:
         """Find what a link brings."""
         return self._from(self.shape.starts[link]) if link in self.shape.starts else None
 
+    def muted(self, link: Any) -> _Node | None:
+        """Find the muted node that a link comes from, through bypassed nodes and reroutes; None if there is none."""
+        origin = self.nodes.get(self.links[link][0]) if link in self.links else None
+        if origin is None or origin.mode == MUTED:
+            return origin
+        passes = origin.mode == BYPASSED or origin.kind in PASSING
+        return next(filter(None, (self.muted(each.get("link")) for each in origin.inputs if passes)), None)
+
     def sent(self, name: str) -> _Value | _Link | None:
         """Find what the node that sends under a name gets, here or in a graph around; None where there is none."""
         self.budget.step()
@@ -347,14 +356,21 @@ def _entry(node: _Node, known: Mapping[str, Form]) -> dict[str, Any]:
     elif not form:
         inputs = {}
     inputs = {name: {"__value__": value} if isinstance(value, list) else value for name, value in inputs.items()}
+    about: dict[str, Any] = {}
     for slot, each in enumerate(node.inputs):
         found = node.given(slot)
+        if found is None and (off := node.graph.muted(each.get("link"))):
+            about.setdefault(MUTED_INPUTS, {})[each["name"]] = _title(off, known)
         if found is None and not each.get("widget") and each.get("link") is None:
             found = node.graph.broadcast(node, each["name"], each.get("type"))
         if found is not None:
             inputs[each["name"]] = list(found) if isinstance(found, _Link) else found.value
-    title = node.about.get("title") or (form.title if form else node.kind)
-    return {"class_type": node.kind, "inputs": inputs, "_meta": {"title": title}}
+    return {"class_type": node.kind, "inputs": inputs, "_meta": {"title": _title(node, known), **about}}
+
+
+def _title(node: _Node, known: Mapping[str, Form]) -> str:
+    form = known.get(node.kind)
+    return node.about.get("title") or (form.title if form else node.kind)
 
 
 def _named(about: Mapping[str, Any]) -> Mapping[str, Any] | None:

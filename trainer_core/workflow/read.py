@@ -9,7 +9,7 @@ from ..config import ConceptConfig, DatasetConfig, RunConfig, TrainConfig, plain
 from ..config.forms import FORMS, Form
 from ..config.rows import Row
 from ..models import Chosen, Open
-from .canvas import CONSTANTS, chosen_inputs, prompt_of
+from .canvas import CONSTANTS, MUTED_INPUTS, chosen_inputs, prompt_of
 from .settings import READERS, Places, read_train
 
 TRAIN = "AtelierTrain"
@@ -114,7 +114,7 @@ class _Reader:
             if name in given:
                 found[name] = self._value(given[name], each, f"{each.input} of {form.title}")
             elif not each.optional:
-                raise ValueError(f"{each.input} of {form.title} is missing")
+                raise ValueError(_missing(node, name, f"{each.input} of {form.title}"))
         return _nested(form, found)
 
     def _value(self, value: Any, each: Row, name: str) -> Any:
@@ -160,6 +160,14 @@ class _Reader:
         if kind == CONNECTED:
             return self._connect(key)
         raise ValueError(f"{name} comes from the node {kind}, which runs only in ComfyUI; set it on its own node")
+
+
+def _missing(node: Mapping[str, Any], name: str, said: str) -> str:
+    """Say why an input has nothing: its link may come from a node that is muted."""
+    about = node.get("_meta")
+    muted = about.get(MUTED_INPUTS) if isinstance(about, Mapping) else None
+    title = muted.get(name) if isinstance(muted, Mapping) else None
+    return f"{said} is linked to {title!s:.80}, which is muted; unmute it" if title else f"{said} is missing"
 
 
 def _nested(form: Form, found: Mapping[str, Any]) -> dict[str, Any]:

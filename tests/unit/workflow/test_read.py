@@ -143,8 +143,15 @@ def masked(mode: int) -> dict:
 def test_bypassed_nodes_are_passed_through_and_muted_ones_are_none():
     assert read(masked(0))[1].dataset.concepts[0].masks is not None
     assert read(masked(4)) == read(loaded())
-    with pytest.raises(ValueError, match="dataset of Train LoRA is missing"):
+    with pytest.raises(ValueError, match="dataset of Train LoRA is linked to Mask Loader, which is muted; unmute it"):
         read(masked(2))
+    behind = masked(4)  # bypassed, behind a muted one
+    find(behind, "AtelierConceptDataset")["mode"] = 2
+    with pytest.raises(ValueError, match=r"dataset of Train LoRA is linked to .*, which is muted"):
+        read(behind)
+    prompt = {"1": {"class_type": "AtelierTrain", "inputs": {"name": "a"}, "_meta": [1]}}
+    with pytest.raises(ValueError, match="is missing"):
+        read(prompt)
 
 
 def test_every_optimizer_has_its_own_values():
