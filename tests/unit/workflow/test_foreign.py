@@ -293,7 +293,7 @@ BRANCHES = {
 $mode = "Wan_Lora"
 $rank = 32 # usual
 $weights = ""# none
-$script = "train_network"
+$script = "train_net" -replace "net", "network"
 $ext = @("--seed=3")
 function Add-Seed($seed) {
   [void]$ext.Add("--seed=$seed")

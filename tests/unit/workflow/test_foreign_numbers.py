@@ -31,6 +31,8 @@ from lora_atelier.trainer_core.workflow.run_file import read_open
 SOURCES = """
 kohya-ss/sd-scripts 48d368fa557731ad0488c07304dfeba8c07910eb: library/train_util.py (get_scheduler_fix, BucketManager,
     process_caption), custom_train_functions.py, sd3_train_utils.py, flux_train_utils.py, lumina_train_util.py
+derrian-distro/LoRA_Easy_Training_scripts_Backend 162e56de18e4d4ab96b066380606d657a68c66fa:
+    custom_scheduler/LoraEasyCustomOptimizer, utils/validation.py
 bmaltais/kohya_ss 45088f04af78e11cec5407ff4652ea3ed2c14422: kohya_gui/lora_gui.py (train_model)
 kohya-ss/musubi-tuner 30c658c4f4b0bf05038b3346eff9670259b10fc7: dataset/bucket.py, training/parser_common.py
 Nerogar/OneTrainer 23df3832e8f213d64c337e39f9365ba46e99fed0: lr_scheduler_util.py, create.py, the mixins of modelSetup
@@ -166,9 +168,10 @@ FLOWS = (
          sized("512x512 640x480 480x640 1024x512 1360x768 768x1360 1760x592 688x496 320x768 1248x832")},
          ("d.toml", '[[datasets]]\nimage_directory = "/d"\nresolution = 1024\nenable_bucket = true\n'
           "bucket_no_upscale = true\n")),
-    Form("qwen.ps1", WAN.replace("wan_", "qwen_image_") + " `\n --weighting_scheme sigma_sqrt", {"family": "qwen_image",
+    Form("qwen.ps1", WAN.replace("wan_", "qwen_image_") + " `\n --weighting_scheme sigma_sqrt --compile "
+         "--compile_mode default --flash_attn", {"family": "qwen_image", "left": [], "controls": ("/c",),
          "weights": [400.0, 100.0, 25.0, 11.1111, 6.25, 4.0, 2.77778, 2.04082, 1.23457, 1.002]},
-         ("d.toml", '[[datasets]]\nimage_directory = "/d"\n')),
+         ("d.toml", '[[datasets]]\nimage_directory = "/d"\ncontrol_directory = "/c"\n')),
 )  # fmt: skip
 GUI = {"LoRA_type": "Standard", "pretrained_model_name_or_path": "m", "train_data_dir": "/d",
        "max_resolution": "512,512", "network_dim": 16, "network_alpha": 8, "learning_rate": 1e-4,
@@ -177,7 +180,8 @@ GUI = {"LoRA_type": "Standard", "pretrained_model_name_or_path": "m", "train_dat
 EASY = """
 [[subsets]]
 image_dir = "/d"
-shuffle_captions = true
+shuffle_caption = true
+keep_tokens = 1
 [general_args.args]
 pretrained_model_name_or_path = "m"
 max_train_steps = 100
@@ -201,6 +205,16 @@ min_snr_gamma = 5
 [optimizer_args.args.optimizer_args]
 weight_decay = 0.1
 """
+EASY_REX = """
+[general_args.args]
+pretrained_model_name_or_path = "m"
+max_train_steps = 100
+[optimizer_args.args]
+learning_rate = 1e-4
+lr_scheduler_type = "LoraEasyCustomOptimizer.RexAnnealingWarmRestarts.RexAnnealingWarmRestarts"
+{}[optimizer_args.args.lr_scheduler_args]
+{}
+"""
 PAGES = (
     Form("gui.json", json.dumps(GUI), {"rank": 16, "alpha": 8, "rates": (1e-4, 1e-4, 0), "schedule": COSINE_FROM_10,
          "steps": 100}),
@@ -215,7 +229,14 @@ PAGES = (
     Form("gui_anima.json", json.dumps(GUI | {"LoRA_type": "Anima", "anima_checkbox": True}), {"family": "anima",
          "levels": [0.1618, 0.2619, 0.3375, 0.4048, 0.4686, 0.5314, 0.5952, 0.6625, 0.7381, 0.8382]}),
     Form("easy.toml", EASY, {"rank": 12, "alpha": 6, "rates": (1e-4, 5e-5, 0), "schedule": COSINE, "weights": MIN_SNR,
-         "buckets": sized(AREA_512), "options": ADAMW | {"weight_decay": 0.1}}),
+         "buckets": sized(AREA_512), "options": ADAMW | {"weight_decay": 0.1}, "captions": MOVED, "left": []}),
+    Form("easy_rex.toml", EASY_REX.format('lr_scheduler_num_cycles = 1\nwarmup_ratio = 0.1\n', "gamma = 0.9"), {
+         "left": [], "schedule": [0.0, 1.0, 0.987778, 0.9725, 0.952857, 0.926667, 0.89, 0.835, 0.743333, 0.56]}),
+    Form("easy_again.toml", EASY_REX.format("lr_scheduler_num_cycles = 2\n", "gamma = 0.5\nd = 0.8"), {"schedule":
+         [1.0, 0.952857, 0.883529, 0.771538, 0.56, 0.5, 0.476667, 0.442353, 0.386923, 0.282222]}),
+    Form("easy_cosine.toml", EASY_REX.replace("Rex", "Cosine").format("lr_scheduler_num_cycles = 2\n",
+         "gamma = 1\nmin_lr = 1e-5"), {"schedule":
+         [1.0, 0.914058, 0.689058, 0.410942, 0.185942, 1.0, 0.914058, 0.689058, 0.410942, 0.185942]}),
 )  # fmt: skip
 ONE = {"training_method": "LORA", "base_model_name": "m", "concepts": [{"path": "/d"}]}
 ONE_512 = sized("512x512 576x448 448x576 704x384 704x384 384x704 896x320 640x448 320x832 640x448")
@@ -394,6 +415,7 @@ def test_a_file_trains_by_the_numbers_of_its_program(tmp_path: Path, form: Form)
         "loss_on": config.objective.loss_on,
         "left": found.left,
         "open": found.open,
+        "controls": next((each.controls.folders for each in config.dataset.concepts if each.controls), ()),
         "flip": bool(config.dataset.concepts) and config.dataset.concepts[0].flip,
     }
     assert {name: value for name, value in expected.items() if name in told} == {

@@ -33,7 +33,9 @@ def read_easy(values: Mapping[str, Any], folder: Path) -> Imported:
     else:
         given |= dataset
     given |= {name: given.get(name) or {} for name in TABLES if name in given}
+    if share := given.pop("warmup_ratio", None):  # of a cycle, where there are several
+        given["lr_warmup_steps"] = share
     module = "lycoris.kohya" if "algo" in table(given.get("network_args")) else "networks.lora"
     given.setdefault("network_module", module)
-    sdxl = bool(given.get("sdxl"))
-    return read_sd_scripts(given, folder, script="sdxl" if sdxl else "", program=PROGRAM)
+    script = "sdxl" if given.get("sdxl") else "flux" if "guidance_scale" in given else ""
+    return read_sd_scripts(given, folder, script=script, program=PROGRAM)

@@ -122,6 +122,7 @@ FLAGS: dict[str, tuple[str, Any]] = {  # switched on -> our setting and its valu
     "weighted_captions": ("base_model.prompt_weights", True),
     "gradient_checkpointing": ("memory.checkpointing", "full"),
     "torch_compile": ("memory.compile", True),
+    "compile": ("memory.compile", True),
     "noise_offset_random_strength": ("objective.noise_offset_strength", "random"),
     "sample_at_first": ("saves.sample_at_start", True),
 }
@@ -236,6 +237,7 @@ WITHOUT_EFFECT = re.compile(  # on what is trained: places, speed, what is alway
     "|huggingface_.*|async_upload|dynamo_backend|ddp_.*|tokenizer_cache_dir|disable_mmap.*|debug_dataset|num_cpu_threads.*"
     "|console_log_.*|save_last_n_.*_state|output_config|sdxl|train_mode|split_mode|blocks_to_swap|fused_backward_pass"
     "|image_directory|video_directory|cache_directory|dit_dtype|task|fp8_.*|vae_.*|split_attn|text_encoder_cpu|caption_extention|deepspeed|zero_stage|offload_.*|dataset_class|is_reg|custom_attributes|train_text_encoder"
+    "|compile_.*|cuda_.*|flash_attn|flash3|attn_mode|use_pinned_memory.*|.*_offloading|block_swap_.*|img_in_txt_in.*"
 )
 KNOWN = frozenset(DEFAULTS) | PLAIN.keys() | FLAGS.keys() | {"pretrained_model_name_or_path", "network_args"}
 
@@ -544,17 +546,42 @@ def _percent(schedule: Mapping[str, Any]) -> int:
 
 
 def _own_schedule(found: Imported, given: Given, kind: str) -> None:
-    """Read a scheduler that is named by its class: Rex and torch's cosine have counterparts."""
-    plain = kind.rpartition(".")[2].lower()
+    """Read a scheduler that is named by its class: the cosines and Rex that people use have counterparts."""
+    args = dict(pairs(given.take("lr_scheduler_args")))
+    cycles, rate = whole(number(found, given, "lr_scheduler_num_cycles") or 1), number(found, given, "learning_rate")
+    plain, steps = kind.rpartition(".")[2].lower(), _steps(found)
+    if length := args.pop("T_0", ""):  # torch's own, whose cycles have a length
+        cycles = round(steps / real(length)) if real(length) > 0 and args.pop("T_mult", "1") == "1" else 0
+        if not cycles:
+            raise without_counterpart("lr_scheduler_type", kind, "write lr_scheduler instead")
+    usual = {"eta_min": 0.0} if length or plain == "cosineannealinglr" else {"min_lr": 1e-6}
+    if args.get("T_max") == str(steps):
+        args.pop("T_max")
     if "rex" in plain:
-        found.put("scheduler.name", "rex")
-    elif "cosineannealinglr" in plain:
-        found.put("scheduler.name", "cosine")
+        found.put("scheduler.name", "rex_restarts" if cycles > 1 else "rex")
+        for name in ("d", "gamma") if cycles > 1 else ("d",):
+            if name in args:
+                found.put(f"scheduler.{name}", real(args[name]))
+        args = {name: value for name, value in args.items() if name not in ("d", "gamma")}
+    elif "cosineannealing" in plain:
+        found.put("scheduler.name", "cosine_with_restarts" if cycles > 1 else "cosine")
+        args = {name: value for name, value in args.items() if (name, cycles) != ("gamma", 1)}
     else:
         raise without_counterpart("lr_scheduler_type", kind, "write lr_scheduler instead")
-    for name, value in pairs(given.take("lr_scheduler_args")):
-        found.leave(f"lr_scheduler_args {name}", value)
-    put_warmup(found, given.take("lr_warmup_steps"))
+    if cycles > 1:
+        found.put("scheduler.cycles", cycles)
+    for name, end in usual.items():
+        if (least := real(args.pop(name, end))) and rate and least < rate:
+            found.put("scheduler.min_lr_ratio", least / rate)
+    put_warmup(found, args.pop("warmup_steps", None) or given.take("lr_warmup_steps"), steps)
+    for name, value in args.items():
+        if (name, value) not in (
+            ("cycle_multiplier", "1"),
+            ("cycle_multiplier", "1.0"),
+            ("gamma", "1"),
+            ("gamma", "1.0"),
+        ):
+            found.leave(f"lr_scheduler_args {name}", value)
 
 
 def put_warmup(found: Imported, value: Any, steps: int = 0) -> None:
@@ -969,6 +996,8 @@ def put_concept(
         width, height = sides(given.take("resolution"))
         side = round(math.sqrt(width * height) / 8) * 8
         concept["resolutions"] = [str(side) if on(given.take("enable_bucket")) else exactly(width, height)]
+    if controls := str(given.take("control_directory") or ""):
+        concept["controls"] = {"folders": [placed(folder, controls)]}
     place = str(given.take("image_dir") or "")
     given.ignore(OF_A_FOLDER - {"face_crop_aug_range", *SEPARATORS})
     for name, ours in (("face_crop_aug_range", ""), *SEPARATORS.items()):

@@ -31,6 +31,7 @@ USED = {  # how it names one
     "bat": re.compile(r"[%!]([A-Za-z_]\w*)()[%!]()"),
     "ps1": re.compile(r"\$(?:\{(?:env:)?(\w+)()\}|(?:env:)?([A-Za-z_]\w*))", re.IGNORECASE),
 }
+REPLACED = re.compile(r"(\S+)\s+-[ic]?replace\s+[\"']([^\"']+)[\"']\s*,\s*[\"']([^\"']*)[\"']", re.IGNORECASE)
 SKIPPED = {
     "sh": re.compile(r"^\s*(?:#|echo\b|printf\b|$)"),
     "bat": re.compile(r"^\s*@?(?:rem\b|::|echo\b|title\b|$)", re.IGNORECASE),
@@ -197,7 +198,9 @@ def _expanded(line: str, kind: str, known: dict[str, list[str]], left: list[str]
 
 
 def _joined(value: str, known: dict[str, list[str]]) -> list[str]:
-    """Expand a value of PowerShell; texts with + between them are one."""
+    """Expand a value of PowerShell; texts with + between them are one, and -replace changes one."""
+    if found := REPLACED.fullmatch(value):
+        return [word.replace(found.group(2), found.group(3)) for word in _expanded(found.group(1), "ps1", known, [])]
     parts = re.split(r"(?<=[\w\"'})])\s+\+\s+(?=[\"'$])", value)
     words = [_expanded(part, "ps1", known, []) for part in parts]
     return ["".join(" ".join(each) for each in words)] if len(parts) > 1 else words[0]
