@@ -285,7 +285,8 @@ class _Graph:
 
     def muted(self, link: Any) -> _Node | None:
         """Find the muted node that a link comes from, through bypassed nodes and reroutes; None if there is none."""
-        origin = self.nodes.get(self.links[link][0]) if link in self.links else None
+        self.budget.step()
+        origin = self.nodes.get(self.shape.starts[link][0]) if link in self.shape.starts else None
         if origin is None or origin.mode == MUTED:
             return origin
         passes = origin.mode == BYPASSED or origin.kind in PASSING
