@@ -8,7 +8,6 @@ from zoo.trial import Trial, apart
 from zoo.zoo import build
 
 from lora_atelier.nodes.comfyui.connected import gradients
-from lora_atelier.nodes.comfyui.connected.trial import prove
 from lora_atelier.trainer_core.memory import copied_before_written, recompute
 from lora_atelier.trainer_core.networks.network import WithDelta
 
@@ -89,9 +88,8 @@ def test_a_fresh_network_changes_nothing_and_a_session_leaves_nothing(name):
 
 def test_layers_without_a_gradient_are_found(name):
     trial = Trial(name)
-    layers = trial.network._layers
     with gradients.session(trial.patcher), trial.network.attached():
-        idle = prove(trial.predict, layers)
+        idle = trial.prove()
     paths = {trained.name: trained.path for trained in trial.network.chosen}
     expected = UNUSED.get(name, ())
     assert {paths[layer] for layer in idle} == {p for p in paths.values() if any(part in p for part in expected)}
@@ -165,7 +163,7 @@ def test_attention_is_torchs_own_whatever_the_model_asks_for():
 
     trial.patcher.model_options["transformer_options"]["optimized_attention_override"] = without_gradients
     with gradients.session(trial.patcher), trial.network.attached():
-        assert prove(trial.predict, trial.network._layers) == []
+        assert trial.prove() == []
     assert trial.patcher.model_options["transformer_options"]["optimized_attention_override"] is without_gradients
 
 
@@ -187,7 +185,7 @@ def test_what_a_model_keeps_between_passes_is_dropped():
     with gradients.session(trial.patcher), trial.network.attached():
         trial.gradients()
         assert len(kept) == 1
-        assert prove(trial.predict, trial.network._layers) == []
+        assert trial.prove() == []
     assert not kept
 
 
@@ -218,14 +216,14 @@ def test_a_model_that_predicts_nothing_finite_is_refused():
     trial = Trial("flux_dev")
     next(trial.model.diffusion_model.parameters()).data.fill_(torch.inf)
     with gradients.session(trial.patcher), trial.network.attached(), pytest.raises(ValueError, match="not finite"):
-        prove(trial.predict, trial.network._layers)
+        trial.prove()
 
 
 def test_a_model_that_fails_is_refused_with_its_own_words(monkeypatch):
     trial = Trial("flux_dev")
     monkeypatch.setattr(trial.model.diffusion_model, "forward", lambda *_, **__: torch.ones(2) @ torch.ones(3))
     with gradients.session(trial.patcher), trial.network.attached(), pytest.raises(ValueError, match="MODEL cannot be"):
-        prove(trial.predict, trial.network._layers)
+        trial.prove()
 
 
 def test_nothing_of_a_network_is_left_on_a_layer():

@@ -72,9 +72,9 @@ def tried(denoiser, inputs, what, layers, modules):
     blocks, key = units(denoiser.model.diffusion_model), (what, frozenset(layers))
     if key not in _tried:
         found = trial.try_out(denoiser, inputs, what, layers, modules)
-        _tried[key] = found.left_out, [least for _, least in found.units], found.remarks
-    left_out, levels, remarks = _tried[key]
-    return trial.Found(left_out, [(block, least) for (block, _), least in zip(blocks, levels, strict=False)], remarks)
+        _tried[key] = [least for _, least in found.units], found
+    levels, found = _tried[key]
+    return found._replace(units=[(block, least) for (block, _), least in zip(blocks, levels, strict=False)])
 
 
 _tried = {}

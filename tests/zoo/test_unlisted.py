@@ -2,10 +2,12 @@
 
 import inspect
 import math
+import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import comfy.conds
+import comfy.model_management
 import comfy.ops
 import pytest
 import torch
@@ -231,6 +233,15 @@ class InObject(Block):
         return tokens + self.attend(tokens, self.cache.keys) + F.gelu(self.mlp(tokens))
 
 
+class CallingInTraining(Block):
+    """As ComfyUI's fused operators for 8 bits, which draw with a layer's weight alone."""
+
+    def forward(self, tokens):
+        own = self.mlp.weight, self.mlp.bias
+        found = self.mlp(tokens) if comfy.model_management.in_training else F.linear(tokens, *own)
+        return tokens + self.attend(tokens) + F.gelu(found)
+
+
 class OfTorch(nn.TransformerEncoderLayer):
     def __init__(self, ops):
         super().__init__(WIDTH, 2, 48, dropout=0.0, batch_first=True)
@@ -249,6 +260,7 @@ TRAINED = {  # a network, and the layers of its blocks that a LoRA cannot change
     "objects with dictionaries": (transformer(Giving, run=giving), set()),
     "keys kept in a dictionary": (transformer(InDict), set()),
     "keys kept in an object": (transformer(InObject), set()),
+    "layers called in training alone": (transformer(CallingInTraining), set()),
     "torch's own transformer layers": (transformer(OfTorch), {"proj"}),  # whose weight torch reads itself
     "blocks of two kinds in turn": (transformer(Block, ByKeyword), set()),
 }
@@ -388,6 +400,88 @@ class Steep(Block):
 class Chance(Block):
     def forward(self, tokens):
         return super().forward(tokens) + torch.randn_like(tokens)
+
+
+@torch.library.custom_op("atelier_zoo::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+UNKNOWN = torch.library.Library("atelier_zoo", "FRAGMENT")  # torch goes on without gradients, with a warning
+UNKNOWN.define("halved(Tensor x) -> Tensor")
+UNKNOWN.impl("halved", lambda x: torch.from_numpy(x.detach().numpy() / 2), "CPU")
+
+
+class GivingNone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+def hiding(hide):
+    """Blocks that do something to tokens before their MLP."""
+
+    class Hiding(Block):
+        def forward(self, tokens):
+            return super().forward(tokens) + self.mlp(hide(tokens))
+
+    return transformer(Hiding)
+
+
+@torch.no_grad()
+def halved_in_place(tokens):
+    return tokens.mul_(0.5)
+
+
+def scaled_by_number(tokens):
+    return tokens * tokens.square().mean().item()
+
+
+HIDING = {  # what gives no gradient: all that is said of it, and what it does
+    "atelier_zoo.doubled in Hiding (blocks.1)": lambda tokens: torch.ops.atelier_zoo.doubled(tokens),
+    "atelier_zoo.halved in Hiding (blocks.1)": lambda tokens: torch.ops.atelier_zoo.halved(tokens),
+    "GivingNone in Hiding (blocks.3)": lambda tokens: GivingNone.apply(tokens),
+    "detach in Hiding (blocks.1)": lambda tokens: tokens.detach() * 2,
+    "mul_ under no_grad in Hiding (blocks.1)": lambda tokens: halved_in_place(tokens + 0),
+    "item in Hiding (blocks.1)": scaled_by_number,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered.*:UserWarning")
+@pytest.mark.parametrize("sentence", HIDING)
+def test_operators_without_a_gradient_are_named(sentence, link, pictures, tmp_path):  # noqa: F811
+    with pytest.raises(ValueError, match=re.escape(sentence)) as found:
+        run(configure(link(hiding(HIDING[sentence])), pictures), tmp_path)
+    assert "this MODEL cannot be trained" in str(found.value) and "link another MODEL" in str(found.value)
+
+
+def test_a_detached_number_that_cancels_out_does_no_harm(link, pictures, tmp_path):  # noqa: F811
+    network = hiding(lambda tokens: (tokens - tokens.detach().amax()).softmax(-1))
+    _, said = notes_of(configure(link(network), pictures, steps=1), tmp_path)
+    assert "hands none on" not in said and "leaves them out" not in said
+
+
+class Reading(Block):
+    """Computes its MLP twice, and calls it once; its spare layer never."""
+
+    def __init__(self, ops):
+        super().__init__(ops)
+        self.spare = ops.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens):
+        return super().forward(tokens) + F.linear(tokens, self.mlp.weight, self.mlp.bias)
+
+
+def test_layers_that_are_not_called_are_named_and_not_saved(link, pictures, tmp_path):  # noqa: F811
+    result, said = notes_of(configure(link(transformer(Reading)), pictures, steps=1), tmp_path)
+    assert "4 layers are never called by the MODEL, so the LoRA leaves them out: lora_unet_blocks_0_spare" in said
+    assert "4 layers are computed by other code as well, so the LoRA leaves them out: lora_unet_blocks_0_mlp" in said
+    parts = {name.partition(".")[0].rpartition("_")[2] for name in result.tensors}
+    assert {"q", "k", "v"} == parts - {"norm", "enter", "leave", "read"}
 
 
 REFUSED = {

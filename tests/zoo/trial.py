@@ -13,6 +13,8 @@ from zoo.zoo import ZOO, build, conditioning, latents
 
 from lora_atelier.nodes.comfyui.connected import gradients
 from lora_atelier.nodes.comfyui.connected.layers import list_layers, units
+from lora_atelier.nodes.comfyui.connected.observed import Observed
+from lora_atelier.nodes.comfyui.connected.trial import prove
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.memory import copied_before_written
 from lora_atelier.trainer_core.networks import Network
@@ -91,6 +93,11 @@ class Trial:
         with copied_before_written():
             self.loss().backward()
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.network.parameters()]
+
+    def prove(self) -> list[str]:
+        """List the layers without a gradient, as the trial before a run does."""
+        frozen = self.network._frozen
+        return prove(self.predict, self.network._layers, Observed(self.model.diffusion_model, frozen))
 
     @torch.no_grad()
     def slope(self, direction: Sequence[Tensor], step: float) -> float:

@@ -47,9 +47,13 @@ def session(patcher: Any) -> Iterator[None]:
 
 
 @contextmanager
-def paused() -> Iterator[None]:
-    """Let the MODEL of a session compute as in ComfyUI's own sampling inside a `with` block."""
+def paused(*, in_training: bool = False) -> Iterator[None]:
+    """Let the MODEL of a session compute as in ComfyUI's own sampling inside a `with` block.
+
+    in_training: by the code for training, where only that calls each layer.
+    """
     with _in_training(False):
+        comfy.model_management.in_training = in_training
         yield
 
 

@@ -97,7 +97,7 @@ class ComfyUIHost:
             inputs = self._inputs(caption, size, references)
         modules = {layer.name: layer.module for layer in wired.layers if layer.name in layers}
         found = try_out(wired.denoiser, inputs, what, layers, modules)
-        wired.left_out, wired.units = found.left_out, found.units
+        wired.left_out, wired.units, wired.drawn_as_trained = found[:3]
         return found.remarks
 
     def _inputs(self, caption: Conditioning, size: Size, references: int) -> tuple[Tensor, Tensor, BatchConditions]:
@@ -124,7 +124,8 @@ class ComfyUISampler:
         """Let `draw` see a network that is attached: a partner takes its tensors as ComfyUI's loader takes the file."""
         partner = self._wired.partner
         with ExitStack() as stack:
-            stack.enter_context(gradients.paused())
+            as_trained = partner is None and self._wired.drawn_as_trained
+            stack.enter_context(gradients.paused(in_training=as_trained))
             if partner is not None:
                 stack.enter_context(network.detached())  # the partner may be the MODEL with other patches
                 self._drawing = names.put_beneath(partner, network.tensors(), 1.0)

@@ -35,6 +35,7 @@ class Wired:
         self.denoiser: RawDenoiser | None = RawDenoiser(self.model, sigmas(self.model), guidance)
         self.reserved = 0  # bytes of the device for a step
         self.left_out: frozenset[str] = frozenset()  # names of layers that cannot be trained
+        self.drawn_as_trained = False  # whether only code for training calls all layers, so that samples need it
         self.units: list[Unit] | None = None  # blocks that can be recomputed; None before they were tried
         self.written = Watched()
 
