@@ -27,14 +27,15 @@ import websocket
 from lora_atelier.dev import prepare_base, server_command
 
 RUN_EVENT = "atelier.run"  # tells of a run at work
-# A node pack that lets each step of a run wait: a run that is only watched need not keep a processor busy.
+# A node pack that lets each step of a run wait: a run that is only watched need not keep a processor busy. Its nodes
+# make copies of another one for each turn of a loop.
 PACE = """
 import time
 from pathlib import Path
 
 import torch
+from comfy_execution.graph_utils import GraphBuilder
 
-NODE_CLASS_MAPPINGS = {}
 step, seconds = torch.amp.GradScaler.step, Path(__file__).with_name("seconds.txt")
 
 
@@ -44,6 +45,36 @@ def after_a_while(*given, **named):
 
 
 torch.amp.GradScaler.step = after_a_while
+
+
+class Turn:
+    INPUT_TYPES = lambda: {"required": {"number": ("INT", {})}}
+    IS_CHANGED = lambda **_: float("nan")
+    RETURN_TYPES, FUNCTION, CATEGORY = ("INT",), "give", "tests"
+
+    def give(self, number):
+        return (number,)
+
+
+class Loop:
+    INPUT_TYPES = lambda: {
+        "required": {"body": ("*", {"rawLink": True})},
+        "hidden": {"prompt": "DYNPROMPT"},
+    }
+    IS_CHANGED = lambda **_: float("nan")
+    RETURN_TYPES, FUNCTION, CATEGORY = ("*",), "expand", "tests"
+
+    def expand(self, body, prompt):
+        graph, (original, slot) = GraphBuilder(), body
+        about = prompt.get_node(original)
+        for seed in (5, 6):
+            copy = graph.node(about["class_type"], f"{seed}_{original}", **about["inputs"])
+            copy.set_input("seed", graph.node("Turn", f"iteration_{seed}", number=seed).out(0))
+            copy.set_override_display_id(original)
+        return {"result": (copy.out(slot),), "expand": graph.finalize()}
+
+
+NODE_CLASS_MAPPINGS = {"Turn": Turn, "Loop": Loop}
 """
 HANGS = 300.0  # seconds after which whoever waits gives up: what works is quicker on the busiest machine
 
@@ -211,6 +242,10 @@ class ComfyClient:
     def interrupt(self, prompt_id: str) -> None:
         """Cancel this prompt if it is the one that runs."""
         self.request("/interrupt", {"prompt_id": prompt_id})
+
+    def cancel(self, prompt_id: str) -> bool:
+        """Cancel this prompt, whether it runs or waits, as newer editors do; tell whether it was."""
+        return answer_of(self.request(f"/api/jobs/{prompt_id}/cancel", {}))["cancelled"]
 
     def upload(self, path: Path, subfolder: str = "") -> dict:
         """Put an image into the input folder; return its name, subfolder and type."""

@@ -46,6 +46,19 @@ def test_each_value_is_a_run_and_all_are_in_one_table(comfy: ComfyClient, server
     assert [row["run"] for row in again[:3]] == [row["run"] for row in table] and len(again) == 4
 
 
+def test_a_loop_around_train_lora_trains_each_turn_once(comfy: ComfyClient, pictures: Path) -> None:
+    """As ComfyUI's Start Loop does: nodes that are copied for each turn, and that nothing keeps until the next run."""
+    graph = train_graph(pictures.name, name=pictures.name, steps=1)
+    graph["loop"] = node("Loop", body=["train", 5])
+    graph["path"] = node("PreviewAny", source=["loop", 0])
+    first, again = comfy.queue(graph), comfy.queue(graph)
+    for result in (first, again):
+        assert result.ok, result.error
+        reports = [output["text"][0] for name, output in result.outputs.items() if name.endswith("_train")]
+        assert [said.startswith("Already trained in ") for said in reports] == [result is again] * 2
+    assert first.outputs["path"] == again.outputs["path"]
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

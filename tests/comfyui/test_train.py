@@ -196,7 +196,7 @@ def test_cancel_stops_the_run_and_keeps_the_lora_so_far(
 
     def cancel(kind: str, data: dict, result: Result) -> None:
         if kind == "text" and data["text"].startswith("step 1 of 500"):
-            comfy.interrupt(result.prompt_id)
+            assert comfy.cancel(result.prompt_id)
 
     cancelled = comfy.queue(graph, on_event=cancel)
     assert cancelled.status == "interrupted"

@@ -8,6 +8,8 @@ from zoo.trial import Trial, apart
 from zoo.zoo import build
 
 from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.nodes.comfyui.connected.architecture import remarks
+from lora_atelier.nodes.comfyui.connected.identity import digest_of_model
 from lora_atelier.trainer_core.memory import copied_before_written, recompute
 from lora_atelier.trainer_core.networks.network import WithDelta
 
@@ -161,7 +163,12 @@ def test_attention_is_torchs_own_whatever_the_model_asks_for():
         with torch.no_grad():
             return function(*args, **kwargs)
 
+    before = digest_of_model(trial.patcher), remarks(trial.patcher)
     trial.patcher.model_options["transformer_options"]["optimized_attention_override"] = without_gradients
+    assert digest_of_model(trial.patcher) == before[0]  # so that a finished run is reused
+    assert [said[:58] for said in remarks(trial.patcher) if said not in before[1]] == [
+        "A node before this one sets how the MODEL computes attenti"
+    ]
     with gradients.session(trial.patcher), trial.network.attached():
         assert trial.prove() == []
     assert trial.patcher.model_options["transformer_options"]["optimized_attention_override"] is without_gradients

@@ -32,6 +32,7 @@ from ....trainer_core.models.files.safetensors_file import read_header
 from ....trainer_core.networks.layers.shape import is_matrix
 from ....trainer_core.objective import describe_levels
 from .layers import list_layers
+from .live import ATTENTION
 from .noise import NODE, is_flow, noise_model, own_shift
 
 __all__ = ["Architecture", "Sampling", "architecture_of", "describe", "distilled", "name_of", "remarks"]
@@ -171,6 +172,11 @@ def remarks(patcher: Any, clip: Any = None) -> list[str]:
         sentences.append(
             "A node before this one changes how strong the MODEL's noise is. Unless that is meant, link the MODEL "
             "without it."
+        )
+    if ATTENTION in patcher.model_options.get("transformer_options", {}):
+        sentences.append(
+            "A node before this one sets how the MODEL computes attention. Training computes it by PyTorch, whole and "
+            "exact, and samples as that node says. Look at samples early, or link the MODEL without it."
         )
     return sentences
 

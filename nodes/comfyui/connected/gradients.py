@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ....trainer_core.memory import keep_activations
 from .frozen import FrozenLayer, frozen_layers
+from .live import ATTENTION
 
 KITCHEN = "comfy_kitchen"  # ComfyUI's own operators
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -59,7 +60,7 @@ def paused(*, in_training: bool = False) -> Iterator[None]:
 
 def options(patcher: Any) -> dict[str, Any]:
     """Build ComfyUI's transformer_options for training: torch's own attention, since others have no gradients."""
-    return {**patcher.model_options.get("transformer_options", {}), "optimized_attention_override": _attention}
+    return {**patcher.model_options.get("transformer_options", {}), ATTENTION: _attention}
 
 
 # --- what is changed, and put back ---------------------------------------------------------------------------

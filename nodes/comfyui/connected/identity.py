@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ....trainer_core.common.cancel import look
+from .live import ATTENTION
 
 LEVELS = 5  # at which a MODEL's own sampling is compared
 _known: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()  # digests of models' weights
@@ -157,7 +158,9 @@ def _describe(value: Any, whole: Any) -> None:
 def _options_of_passes(patcher: Any) -> str:
     """Digest what other nodes set for a model's passes: ComfyUI's transformer_options, and values of its attributes."""
     whole = hashlib.sha256()
-    _describe(patcher.model_options.get("transformer_options", {}), whole)
+    options = patcher.model_options.get("transformer_options", {})
+    # Training computes attention by torch, whatever draws the samples.
+    _describe({name: value for name, value in options.items() if name != ATTENTION}, whole)
     objects = getattr(patcher, "object_patches", {})
     _describe({name: value for name, value in objects.items() if name != "model_sampling"}, whole)
     return whole.hexdigest()

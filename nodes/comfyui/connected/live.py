@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+ATTENTION = "optimized_attention_override"  # among a MODEL's transformer_options: what computes its attention
+
 
 @dataclass(frozen=True, eq=False)
 class LinkedModels:
