@@ -47,6 +47,8 @@ def chosen_inputs(rows: tuple[Row, ...], values: Mapping[str, Any], prefix: str 
 
 
 DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"  # a choice whose options have inputs of their own, named choice.input
+DYNAMIC_GROUP = "COMFY_DYNAMICGROUP_V3"  # a number of rows with the same inputs, named group.number.input
+ROW, MOST_ROWS = "a row", 100  # among the options of such a group: the inputs of each row
 
 
 def form_of(title: str, groups: Mapping[str, Any], order: Mapping[str, Any] | None = None) -> Form:
@@ -61,9 +63,13 @@ def _described(groups: Mapping[str, Any], order: Mapping[str, Any]) -> Iterator[
             kind, about = specs[name][0], specs[name][1] if len(specs[name]) > 1 else {}
             listed = kind if isinstance(kind, list) else about.get("options") or ()
             options = {each["key"]: tuple(_described(each["inputs"], {})) for each in listed if kind == DYNAMIC_COMBO}
-            widget = (isinstance(kind, list) or kind in (*WIDGETS.values(), "COMBO", DYNAMIC_COMBO)) and not about.get(
-                "forceInput"
-            )
+            if kind == DYNAMIC_GROUP:
+                options, about = (
+                    {ROW: tuple(_described(about.get("template") or {}, {}))},
+                    {"default": about.get("min", 0)},
+                )
+            shown = (*WIDGETS.values(), "COMBO", DYNAMIC_COMBO, DYNAMIC_GROUP)
+            widget = (isinstance(kind, list) or kind in shown) and not about.get("forceInput")
             yield Row(
                 name=name,
                 words=about.get("tooltip", ""),
@@ -385,9 +391,9 @@ def named_values(rows: tuple[Row, ...], named: Mapping[str, Any], prefix: str = 
     for each in rows:
         if each.widget:
             value = named.get(prefix + each.input, each.shown)
-            yield prefix + each.input, value
-            inner = each.options.get(value, ()) if isinstance(value, str) else ()
-            yield from named_values(inner, named, f"{prefix}{each.input}.")
+            yield from _sent(each, value, prefix)
+            for inner, start in _inside(each, value, prefix):
+                yield from named_values(inner, named, start)
 
 
 def widget_values(rows: tuple[Row, ...], values: deque[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -396,8 +402,23 @@ def widget_values(rows: tuple[Row, ...], values: deque[Any], prefix: str = "") -
         if not each.widget:
             continue
         value = values.popleft() if values else each.shown
-        yield prefix + each.input, value
+        yield from _sent(each, value, prefix)
         if each.controlled and values and values[0] in SEED_CONTROLS:
             values.popleft()
-        inner = each.options.get(value, ()) if isinstance(value, str) else ()
-        yield from widget_values(inner, values, f"{prefix}{each.input}.")
+        for inner, start in _inside(each, value, prefix):
+            yield from widget_values(inner, values, start)
+
+
+def _sent(each: Row, value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield an input's own value; the number of a group's rows is none."""
+    if ROW not in each.options:
+        yield prefix + each.input, value
+
+
+def _inside(each: Row, value: Any, prefix: str) -> list[tuple[tuple[Row, ...], str]]:
+    """List the inputs that a value brings with it, of a choice or of each row of a group, and how their names begin."""
+    start = f"{prefix}{each.input}."
+    if ROW in each.options:
+        rows = min(value, MOST_ROWS) if isinstance(value, int) else 0
+        return [(each.options[ROW], f"{start}{number}.") for number in range(rows)]
+    return [(each.options.get(value, ()), start)] if isinstance(value, str) else []

@@ -50,6 +50,25 @@ SCHEMAS = {
         },
         "input_order": {"required": ["opt", "lr", "sizes"]},
     },
+    "Stack": {
+        "input": {
+            "required": {
+                "model": ["MODEL", {}],
+                "loras": [
+                    "COMFY_DYNAMICGROUP_V3",
+                    {
+                        "template": {
+                            "required": {"file": ["COMBO", {"options": ["a", "b"]}], "strength": ["FLOAT", {}]}
+                        },
+                        "min": 1,
+                        "max": 20,
+                    },
+                ],
+                "end": ["STRING", {"default": ""}],
+            }
+        },
+        "input_order": {"required": ["model", "loras", "end"]},
+    },
 }
 
 
@@ -94,6 +113,19 @@ def test_a_widget_that_became_a_socket_keeps_its_place() -> None:
 )
 def test_a_dynamic_combo_takes_the_chosen_options_values(values: list, expected: dict) -> None:
     assert convert(node(1, "Optimizer", values))["1"] == expected
+
+
+def test_a_group_of_rows_takes_as_many_values_as_it_has_rows() -> None:
+    """As Load LoRA (Model) of newer ComfyUIs saves them: the number of rows, then each row's values."""
+    rows = {"loras.0.file": "a", "loras.0.strength": 1.0, "loras.1.file": "b", "loras.1.strength": -0.5}
+    listed = [2, *rows.values(), "the end"]
+    named = {"end": "the end", **rows, "loras": 2}
+    for values in (node(5, "Stack", listed), node(5, "Stack", listed[::-1], widgets_values_named=named)):
+        assert convert(values)["5"] == {**rows, "end": "the end"}
+    linked = node(5, "Stack", [1, "a", 1.0], [{"name": "loras.0.strength", "link": 1, "widget": {"name": "x"}}])
+    found = convert(node(3, "Loader", ["a.safetensors"]), linked, links=[[1, 3, 0, 5, 0, "FLOAT"]])["5"]
+    assert found == {"loras.0.file": "a", "loras.0.strength": ["3", 0], "end": ""}
+    assert convert(node(5, "Stack", ["x", "the end"]))["5"] == {"end": "the end"}
 
 
 def test_values_by_name_and_lists_pass_through() -> None:
