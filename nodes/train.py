@@ -60,7 +60,7 @@ class AtelierTrain(Node):
                 io.Image.Output(display_name="LOSS_PLOT", tooltip="The loss over the run as a picture."),
             ],
             is_output_node=True,
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.dynprompt],
         )
 
     @classmethod
@@ -95,8 +95,9 @@ class AtelierTrain(Node):
         output = folders.lora_file(plain_name(name), config.saves.folder)
         embeddings = folders.embeddings_folder() if config.lora.embeddings else None
         began, draws = time.monotonic(), bool(config.sample.prompts)
-        with NodeProgress(address_of(cls.hidden), output.stem) as progress:
-            with session.buttons_enabled(cls.hidden.unique_id, draws=draws) as buttons:
+        address = address_of(cls.hidden)
+        with NodeProgress(address, output.stem) as progress:
+            with session.buttons_enabled(address.node, draws=draws) as buttons:
                 from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
                 from ..trainer_core.training.result import describe_result
 

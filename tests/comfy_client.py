@@ -67,7 +67,7 @@ class Loop:
     def expand(self, body, prompt):
         graph, (original, slot) = GraphBuilder(), body
         about = prompt.get_node(original)
-        for seed in (5, 6):
+        for seed in (1, 6):
             copy = graph.node(about["class_type"], f"{seed}_{original}", **about["inputs"])
             copy.set_input("seed", graph.node("Turn", f"iteration_{seed}", number=seed).out(0))
             copy.set_override_display_id(original)

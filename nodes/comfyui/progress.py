@@ -47,7 +47,9 @@ def address_of(hidden: Any) -> NodeAddress:
     """Find the address of the node at work; hidden: its hidden inputs, in which a stranger wrote the workflow."""
     context = get_executing_context()
     known = shown.id_in(hidden.extra_pnginfo, *shown.OF_A_PROMPT[2:])
-    return NodeAddress(context.prompt_id if context else "", known, str(hidden.unique_id))
+    # A loop runs copies of a node, which stand for the one on the page.
+    shown_as = hidden.dynprompt.get_display_node_id if hidden.dynprompt else str
+    return NodeAddress(context.prompt_id if context else "", known, shown_as(str(hidden.unique_id)))
 
 
 _live: NodeProgress | None = None  # of the run at work; ComfyUI's worker runs one node at a time
@@ -66,7 +68,8 @@ class NodeProgress:
         self.address = address
         self.notes: list[str] = []
         self._name = name
-        self._bar = comfy.utils.ProgressBar(1, node_id=address.node)
+        context = get_executing_context()
+        self._bar = comfy.utils.ProgressBar(1, node_id=context.node_id if context else address.node)
         self._run: Path | None = None
         self._log: RunFolder | None = None  # of a run that is trained, not reused
         self._report: list[str] = []  # texts after the training

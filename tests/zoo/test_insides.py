@@ -10,6 +10,7 @@ from pathlib import Path
 
 import comfy.model_base
 import comfy.sd
+import comfy_execution.graph
 import pytest
 import server
 from zoo.comfy_here import VERSION
@@ -128,7 +129,8 @@ def test_the_page_lists_what_the_pages_own_modules_read():
 
 def attributes() -> dict[str, list[str]]:
     """Read the page's table of attributes: whose -> which."""
-    rows = re.findall(r"^\| (MODEL|its model|CLIP|VAE) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    row = re.compile(r"^\| (MODEL|its model|CLIP|VAE|its prompt) \| (.*) \|$", re.MULTILINE)
+    rows = row.findall(PAGE.read_text(encoding="utf-8"))
     return {whose: re.findall(r"`(\w+)`", names) for whose, names in rows}
 
 
@@ -137,6 +139,7 @@ def test_what_comfyui_hands_over_has_what_we_read_of_it():
     assert name in ZOO
     _, model = build(name)
     things = {"MODEL": model, "its model": model.model, "CLIP": comfy.sd.CLIP, "VAE": comfy.sd.VAE}
+    things["its prompt"] = comfy_execution.graph.DynamicPrompt
     assert attributes().keys() == things.keys()
     gone = {
         f"{whose}.{each}"
