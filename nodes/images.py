@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ..trainer_core.common.files import move
 from ..trainer_core.common.wording import count as counted
 from ..trainer_core.config import MASK_SUFFIX, ConceptConfig, DatasetConfig, MaskConfig
 from ..trainer_core.config.forms import FORMS
@@ -144,7 +144,7 @@ def save_pictures(
     root = folders.pictures_folder()
     root.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as temporary:
+    with tempfile.TemporaryDirectory(dir=root, prefix=".new-", ignore_cleanup_errors=True) as temporary:
         new = Path(temporary) / "pictures"
         new.mkdir()
         digits = len(str(len(pictures)))
@@ -158,7 +158,7 @@ def save_pictures(
                 digest.update(f"{file} {len(data)} ".encode() + data)
         folder = root / digest.hexdigest()[:32]
         if not folder.is_dir():
-            os.replace(new, folder)
+            move(new, folder)
     kept.mark_used([folder])
     kept.make_room()
     return folder

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ..trainer_core.common.disk_errors import reason
+from ..trainer_core.common.disk_errors import describe_refusal
 from ..trainer_core.common.wording import say
 from .comfyui import server
 from .routes import answering
@@ -43,7 +43,7 @@ async def answer_import(question: Any) -> web.Response:
     try:
         return server.json_answer(await asyncio.to_thread(_bring, files))
     except OSError as problem:
-        return server.json_answer({"error": say("The disk refused it: {0}.", reason(problem))}, status=409)
+        return server.json_answer({"error": await asyncio.to_thread(describe_refusal, problem)}, status=409)
 
 
 def _bring(files: dict[str, bytes]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ..trainer_core.common.disk_errors import reason
+from ..trainer_core.common.disk_errors import describe_refusal
 from .comfyui import pending, server
 
 LARGEST = 2**16  # bytes of a question
@@ -40,7 +40,7 @@ def answering(
         except ValueError as problem:
             return server.json_answer({"error": str(problem)}, status=400)
         except OSError as problem:
-            return server.json_answer({"error": f"The disk refused it: {reason(problem)}."}, status=409)
+            return server.json_answer({"error": await asyncio.to_thread(describe_refusal, problem)}, status=409)
 
     return route
 

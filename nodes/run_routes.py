@@ -19,7 +19,7 @@ from typing import Any
 from aiohttp import web
 from PIL import Image
 
-from ..trainer_core.common.disk_errors import reason
+from ..trainer_core.common.disk_errors import describe_refusal
 from ..trainer_core.common.values import is_count
 from ..trainer_core.common.wording import bytes_of, say
 from ..trainer_core.config import plain_folder, plain_name
@@ -69,7 +69,7 @@ def answered(answer: Callable[[], web.Response]) -> web.Response:
     except (ValueError, RuntimeError) as problem:
         return server.json_answer({"error": str(problem)}, status=409)
     except OSError as problem:
-        return server.json_answer({"error": f"The disk refused it: {reason(problem)}."}, status=409)
+        return server.json_answer({"error": describe_refusal(problem)}, status=409)
 
 
 def on_a_run(answer: Callable[[Path, web.Request], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:

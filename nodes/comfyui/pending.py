@@ -23,8 +23,9 @@ from server import PromptServer
 
 import nodes as comfyui_nodes
 
-from ...trainer_core.common.files import written_whole
+from ...trainer_core.common.files import move, written_whole
 from ...trainer_core.common.json_files import read_json
+from ...trainer_core.common.leftovers import remove
 from . import session
 
 INTERVAL = 0.2  # seconds between two looks at the queue, while there is a prompt that trains
@@ -69,10 +70,11 @@ class _Watch:
         for prompt, user in users.items():
             item, file = queued.get(prompt), self._files.get(prompt)
             if item is None:
-                if file is not None:
-                    file.unlink(missing_ok=True)
-                    del self._files[prompt]
-                del self._users[prompt]
+                with suppress(PermissionError):  # open elsewhere on Windows: the next look tries again
+                    if file is not None:
+                        file.unlink(missing_ok=True)
+                        del self._files[prompt]
+                    del self._users[prompt]
             elif file is None and (len(self._files) >= MOST or not self._write(item, user)):
                 del self._users[prompt]
 
@@ -197,7 +199,7 @@ def take(user: str) -> dict[str, dict[str, Any]]:
         own = folder() / f"{SESSION}-again-{uuid.uuid4().hex}.json"
         if not describe(values)["missing"]:
             with suppress(FileNotFoundError):  # another page was quicker
-                (folder() / f"{name}.json").rename(own)
+                move(folder() / f"{name}.json", own)
                 _taken[own.stem] = user
                 found[own.stem] = values
     return found
@@ -207,7 +209,7 @@ def drop(user: str, names: Collection[str]) -> None:
     """Forget some of a user's prompts: dismissed ones, and those that are in the queue again; raises OSError."""
     known = {name for name, owner in _taken.items() if owner == user} | cut_off(user).keys()
     for name in known & set(names):
-        (folder() / f"{name}.json").unlink(missing_ok=True)
+        remove(folder() / f"{name}.json")
         _taken.pop(name, None)
 
 

@@ -12,6 +12,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ def _saved(document: Mapping[str, Any], name: str) -> Path:
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     for old in sorted(folder.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-MOST_FILES]:
-        old.unlink(missing_ok=True)
+        with suppress(PermissionError):  # open elsewhere on Windows: the next command tries again
+            old.unlink(missing_ok=True)
     return path
 
 

@@ -9,7 +9,8 @@ import shutil
 from pathlib import Path
 
 from .leftovers import TEMPORARY
-from .wording import bytes_of
+from .windows import LONGEST_PATH, WINDOWS, too_long, who_holds
+from .wording import bytes_of, say
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REMEDIES = {
@@ -19,10 +20,9 @@ REMEDIES = {
     errno.EACCES: "Give yourself access to the folder, or choose another one",
     errno.EPERM: "Give yourself access to the folder, or choose another one",
 }
-IN_USE = (5, 32, 33, 1224)  # Windows' numbers: access denied (also to what is open), in use, locked, mapped
-HELD = "Another program has a file there open; close it"
+SHORTEN = "Choose a shorter name or folder, or turn on long paths in Windows"
 OTHERWISE = "Check that the disk answers and has room"
-_NUMBER = re.compile(r"\(os error (\d+)\)")  # as safetensors reports it
+_NUMBER = re.compile(r"([^:]*?)\.? \(os error (\d+)\)")  # as safetensors reports it
 
 
 def describe_disk_error(error: BaseException, folder: Path | None = None, needed: int = 0, then: str = "") -> str:
@@ -32,18 +32,32 @@ def describe_disk_error(error: BaseException, folder: Path | None = None, needed
     after the remedy, as the end of a sentence.
     """
     folder = folder or _folder_of(error)
-    found = _NUMBER.search(str(error))
-    number = int(found[1]) if found else getattr(error, "errno", None)
+    error = _of_the_system(error)
+    number = getattr(error, "errno", None)
     where = f"{folder or 'A file'} cannot be {'written' if number in REMEDIES else 'read or written'}"
     room = _room(folder, needed) if folder and number in FULL else ""
-    why = os.strerror(number) if found and number else reason(error)
-    held = getattr(error, "winerror", None) in IN_USE
-    return f"{where} ({why}){room}. {HELD if held else REMEDIES.get(number or 0, OTHERWISE)}{then}."
+    remedy = who_holds(error) or (SHORTEN if too_long(error) else REMEDIES.get(number or 0, OTHERWISE))
+    return f"{where} ({reason(error)}){room}. {remedy}{then}."
 
 
 def reason(error: BaseException) -> str:
     """Extract the short reason from a disk error, without path and number."""
+    if length := too_long(error):
+        return f"a path of {length} characters, where Windows takes {LONGEST_PATH}"
     return (getattr(error, "strerror", None) or str(error)).partition("\n")[0]
+
+
+def describe_refusal(error: BaseException) -> str:
+    """Say in a sentence without a path that the disk refused something, why, and which program stands in the way."""
+    return say("The disk refused it: {0}.", ". ".join(filter(None, (reason(error), who_holds(error)))))
+
+
+def _of_the_system(error: BaseException) -> BaseException:
+    """Take the system's error out of one of safetensors; others stay as they are."""
+    if (found := _NUMBER.search(str(error))) is None:
+        return error
+    number, text = int(found[2]), found[1].strip()
+    return OSError(0, text, None, number) if WINDOWS else OSError(number, text)
 
 
 def _folder_of(error: BaseException) -> Path | None:

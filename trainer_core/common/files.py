@@ -7,18 +7,19 @@ import hashlib
 import json
 import os
 import shutil
-import time
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 from .cancel import look
-from .disk_errors import IN_USE, describe_disk_error
-from .leftovers import TEMPORARY, unfinished
+from .disk_errors import describe_disk_error
+from .leftovers import TEMPORARY, remove, unfinished
+from .windows import patiently
 
 BLOCK = 1 << 20  # bytes read at once
-PATIENCE, PAUSE = 2.0, 0.05  # seconds
+LONGEST_PART = 100  # characters of a folder's name in a long path
 
 
 @contextmanager
@@ -37,14 +38,13 @@ def written_whole(path: Path, *, apart: bool = False) -> Iterator[Path]:
             yield temporary
             _to_disk(temporary)
             with suppress(PermissionError):  # of a disk without modes
-                os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
+                # Safetensors makes files for their owner alone. On Windows a folder that is read-only takes files.
+                os.chmod(temporary, path.parent.stat().st_mode & 0o666 | stat.S_IWRITE)
             move(temporary, path)
             _to_disk(path.parent)
         finally:
-            if apart:
-                shutil.rmtree(place, ignore_errors=True)
-            else:
-                place.unlink(missing_ok=True)
+            with suppress(PermissionError):  # open elsewhere: it is deleted as a leftover
+                remove(place)
 
 
 @contextmanager
@@ -83,19 +83,8 @@ def open_file(path: Path, mode: str = "rb") -> IO[bytes]:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file or folder; a file in its place is replaced.
-
-    On Windows a virus scanner or an indexer may have it open for a moment: it is tried again, for PATIENCE seconds.
-    """
-    last = time.monotonic() + PATIENCE
-    while True:
-        try:
-            os.replace(source, target)
-            return
-        except PermissionError as error:
-            if getattr(error, "winerror", None) not in IN_USE or time.monotonic() > last:
-                raise
-        time.sleep(PAUSE)
+    """Rename a file or folder; a file in its place is replaced."""
+    patiently(lambda: os.replace(source, target), target)
 
 
 @contextmanager
@@ -113,7 +102,7 @@ def remove_folder(path: Path) -> None:
     if path.exists():
         with unfinished(path) as doomed:
             move(path, doomed)
-            shutil.rmtree(doomed)
+            remove(doomed)
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -122,15 +111,23 @@ def write_json(path: Path, values: Any) -> None:
         temporary.write_text(json.dumps(values, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def check_writable(folder: Path) -> None:
-    """Raise ValueError with the reason if a folder cannot be written; create the folder if it is missing."""
+def check_writable(folder: Path, below: int = 0) -> None:
+    """Raise ValueError with the reason if a folder cannot be written; create the folder if it is missing.
+
+    below: characters of the longest path that is going to be written in it.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with unfinished(folder / "probe") as probe:
+            place = probe
+            while (more := below - len(str(place)) + len(str(folder))) > 0:
+                place /= "x" * min(more, LONGEST_PART)
             try:
-                probe.write_bytes(b" ")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(b" ")
             finally:
-                probe.unlink(missing_ok=True)
+                with suppress(PermissionError):  # open elsewhere: it is deleted as a leftover
+                    remove(probe)
     except OSError as error:
         raise ValueError(describe_disk_error(error, folder)) from error
 

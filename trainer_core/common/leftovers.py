@@ -20,10 +20,13 @@ from pathlib import Path
 
 import psutil
 
+from .windows import patiently
+
 TEMPORARY = ".tmp"  # ending of the names of unfinished files and folders; they begin with a dot
 OLD = 86_400.0  # seconds after which an unfinished file that nobody writes to is left over, whoever began it
 CLOCKS = 3.0  # seconds by which a file's time and the start of a process may be wrong
 _in_use: set[str] = set()  # names of unfinished files that this process writes now
+LONGEST_NAME = 41  # characters
 _NAME = re.compile(r"\.([0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{16}\.tmp")
 
 
@@ -49,14 +52,13 @@ def sweep(folders: Iterable[Path]) -> None:
     for folder in set(folders):
         with suppress(OSError):  # not to be listed: whoever writes there next says so
             for entry in filter(_is_left_over, leftovers(folder)):
-                with suppress(OSError):  # gone meanwhile, or in use on Windows: the next start tries again
-                    remove(entry)
+                _try_to_remove(entry)
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete all unfinished files and folders in a folder; its lock must be held, so that no process writes there."""
     for entry in leftovers(folder):
-        remove(entry)
+        _try_to_remove(entry)
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -65,7 +67,16 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a folder with its content, or a link itself."""
+    """Delete a file, a folder with its content, or a link itself; on Windows others may have it open for a moment."""
+    patiently(lambda: _remove(path), path)
+
+
+def _try_to_remove(path: Path) -> None:
+    with suppress(OSError):  # gone meanwhile, or in use on Windows: the next start tries again
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

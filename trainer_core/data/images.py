@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image, ImageCms, ImageColor, ImageFile, ImageOps, UnidentifiedImageError
 
 from ..common.axes import Size
+from ..common.windows import too_long
 from .buckets import NEUTRAL, Color
 from .crops import Crop
 from .looks import Look, look_at
@@ -148,7 +149,7 @@ def decoder_error(error: BaseException) -> str:
     if isinstance(error, PermissionError):
         return "no permission"
     if isinstance(error, FileNotFoundError):
-        return "the file, or what it links to, is missing"
+        return "its path is too long" if too_long(error) else "the file, or what it links to, is missing"
     if isinstance(error, MemoryError):
         return "too little memory to decode it"
     if isinstance(error, OSError) and error.strerror:

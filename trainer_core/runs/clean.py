@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..common.files import folder_size, move, remove_folder, write_json
-from ..common.leftovers import leftovers
+from ..common.leftovers import leftovers, remove
 from ..common.values import read_object
 from .choose import finished_checkpoint
 from .folder import CHECKPOINT, CHECKPOINTS, OPTIMIZER, RUN, Checkpoint, RunFolder, is_elsewhere
@@ -63,7 +63,7 @@ def clear(run: RunFolder, *, states: bool = False) -> None:
             if each.path.is_dir():
                 remove_folder(each.path)
             else:
-                each.path.unlink(missing_ok=True)
+                remove(each.path)
 
 
 def saves_of(run: RunFolder, steps: Collection[int]) -> list[Clearable]:

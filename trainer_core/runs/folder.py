@@ -44,7 +44,7 @@ from ..common.files import (
     written_whole,
 )
 from ..common.json_files import LARGEST, parse_json, read_json
-from ..common.leftovers import leftovers, remove_leftovers
+from ..common.leftovers import leftovers, remove, remove_leftovers
 from ..common.values import (
     is_count,
     is_flag,
@@ -429,7 +429,7 @@ class RunFolder:
         if title:
             write_json(self.path / TITLE, {"title": title})
         else:
-            (self.path / TITLE).unlink(missing_ok=True)
+            remove(self.path / TITLE)
 
     def size(self) -> int:
         """Count the bytes of the run's folder."""

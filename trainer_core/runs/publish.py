@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..common.files import check_writable, file_digest, write_json
+from ..common.leftovers import LONGEST_NAME, remove
 from ..common.values import is_texts, read_object
 from ..config import SavesConfig, fill_name, plain_name, setting
 from ..lora_files.write import copy_lora, embedding_path, is_copy, run_of
 from . import LORA, PUBLISHED, RunFolder
+from .folder import CHECKPOINTS
+from .key import SHOWN
 
 _STOPPED = re.compile(r"(?P<stop>.*\|(?P<step>[0-9]+))-stopped-at-(?P=step)(-.*)?", re.DOTALL)  # keys of stops
 MOST_BYTES_OF_FILES = 250  # of a name in UTF-8; most file systems take 255
@@ -96,7 +99,7 @@ class Destination:
             for path, digest in _pairs(known.pop(key)):
                 if path.parent in (self.output.parent, self.embeddings) and self._is_stop(run, path, digest):
                     try:
-                        path.unlink(missing_ok=True)
+                        remove(path)
                     except PermissionError:
                         held.append(path)
         if old:
@@ -134,20 +137,28 @@ class Destination:
     def check_names(self, tokens: Iterable[str]) -> None:
         """Raise ValueError if the LoRA or an embedding would get an invalid file name."""
         plain_name(self.output.stem)  # of the run's folder
-        values = {"name": self.output.stem, "epoch": "1" * 6, "step": "1" * 7}
-        name = fill_name(self.saves.file_name, {**values, "date": "2000-01-01", "time": "00-00"})
+        name = self._longest_name()
         for token in tokens:
-            longest = embedding_path(self.embeddings, f"{name}-stopped-at-1000000-last-99", token).name
-            if len(longest.encode()) > MOST_BYTES_OF_FILES:
+            if len(embedding_path(self.embeddings, name, token).name.encode()) > MOST_BYTES_OF_FILES:
                 raise ValueError(
                     f"The name {name[:30]} of the LoRA and the token {token} are too long for one file name; shorten "
                     f"{setting('run.name')}, or {setting('embeddings.token')}."
                 )
 
-    def check_folders(self) -> None:
-        """Raise ValueError if a destination folder cannot be written."""
-        for folder in {self.output.parent, self.embeddings}:
-            check_writable(folder)
+    def _longest_name(self) -> str:
+        """Give the longest name of a file, without ending; it is checked."""
+        values = {"name": self.output.stem, "epoch": "1" * 6, "step": "1" * 7, "date": "2000-01-01", "time": "00-00"}
+        return f"{fill_name(self.saves.file_name, values)}-stopped-at-1000000-last-99"
+
+    def check_folders(self, runs: Path, tokens: Collection[str]) -> None:
+        """Raise ValueError if a folder that the run writes to cannot be written, or takes no paths of that length."""
+        name = self._longest_name()
+        words = [embedding_path(self.embeddings, name, token).name for token in tokens]
+        check_writable(self.output.parent, len(f"{name}.safetensors"))
+        check_writable(self.embeddings, max(map(len, words), default=0))
+        save = Path(f"{self.output.stem}-{'0' * SHOWN}-99", CHECKPOINTS, "0" * LONGEST_NAME, "words")
+        files = ["0" * LONGEST_NAME, *(embedding_path(save, f"{LORA}-averaged", token).name for token in tokens)]
+        check_writable(runs, max(len(str(save / file)) for file in files))
 
     def _copy(self, run: RunFolder, saved: Saved, stem: str) -> Saved:
         path = self.output.with_name(f"{stem}.safetensors")

@@ -13,7 +13,6 @@ import torch
 from ..common.axes import size_text
 from ..common.callbacks import Callbacks
 from ..common.devices import computes
-from ..common.files import check_writable
 from ..common.wording import count, names, say
 from ..common.world import World
 from ..config import (
@@ -195,8 +194,7 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
     saved = [*existing.checkpoints(), *existing.sampled()] if existing else []
     if job.world.leads:  # the others write nothing there
         check_disk(config, plan, outline, job.runs, sizes_ahead, sum(each.size for each in saved))
-        job.destination.check_folders()
-        check_writable(job.runs)
+        job.destination.check_folders(job.runs, [word.token for word in config.lora.embeddings])
     long = long_captions(plan, outline.base.text, word_ids(config.lora.embeddings))
     note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
     note(describe_network(measure_run(config, outline)))

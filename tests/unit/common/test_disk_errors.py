@@ -31,7 +31,8 @@ def test_each_error_has_its_own_remedy(tmp_path, number):
 def test_a_full_disk_says_how_much_is_free_and_needed(tmp_path):
     usage = mock.Mock(free=3_000_000)
     with mock.patch.object(shutil, "disk_usage", return_value=usage):
-        error = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        number, said = 112 if os.name == "nt" else 28, os.strerror(errno.ENOSPC)
+        error = SafetensorError(f"Error while serializing: I/O error: {said} (os error {number})")
         sentence = describe_disk_error(error, tmp_path / "missing", 2_500_000_000, ", then press Run again")
     assert sentence == (
         f"{tmp_path / 'missing'} cannot be written ({os.strerror(errno.ENOSPC)}): 3.0 MB are free, about 2.5 GB are "

@@ -24,6 +24,7 @@ from .caption_tables import TABLES
 from .control_files import read_controls
 from .folder import (
     ELSEWHERE,
+    UNOPENED,
     File,
     file_at,
     folder_repeats,
@@ -199,6 +200,12 @@ def _find_pictures(number: int, report: Report) -> tuple[Path, list[File], list[
         some = count(elsewhere, "link leads", "links lead")
         sentence = f"{some} out of {folder} to a place that may not be read: {names(elsewhere)}"
         report.problem(elsewhere, ELSEWHERE, sentence, "allow that folder, or copy the files")
+    if unopened := [file.name for file in files if file.ignored == UNOPENED]:
+        some = count(unopened, "folder", "folders")
+        why = "its path is too long, or its name ends in a dot or a space"
+        report.problem(
+            unopened, UNOPENED, f"{some} in {folder} cannot be opened: {names(unopened)}; {why}", "rename it"
+        )
     files = [file for file in files if not file.ignored]
     found = pictures_among(folder, files, report)
     if not found:

@@ -82,8 +82,12 @@ def _pairs(place: Path, folder: Path, found: list[File], report: Report) -> list
 
     def control_of(picture: File) -> File | None:
         stem = same_name(picture.stem)  # in the same sub-folder, or directly in the folder
-        same = listed.get(stem) or listed.get(stem.rpartition("/")[2]) or [None]
-        return next((file for file in same if file and file.extension == picture.extension), same[0])
+        same = listed.get(stem) or listed.get(stem.rpartition("/")[2]) or []
+        return max(
+            same,
+            key=lambda file: (file.path.stem == picture.path.stem, file.extension == picture.extension),
+            default=None,
+        )
 
     return [(picture, control_of(picture)) for picture in found]
 

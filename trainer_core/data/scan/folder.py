@@ -12,8 +12,10 @@ from pathlib import Path
 
 from ...common.access import ANYWHERE, Access
 from ...common.cancel import look
+from ...common.disk_errors import reason
 
 ELSEWHERE = "a link to a place that may not be read"  # why a file is ignored
+UNOPENED = "a folder that cannot be opened"
 MOST_FOLDER_REPEATS = 1000  # 2023_summer is a year, not a number of repeats
 _SYSTEM_NAMES = frozenset(("thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin"))
 
@@ -90,9 +92,12 @@ def _walk(folder: Path, prefix: str, recursive: bool, visited: set[str], access:
         ignored = "hidden or a system file" if is_hidden(entry.name) else ""
         elsewhere = _is_link(entry) and not access.allows(entry.path)
         if not elsewhere and _is_folder(entry):
-            if recursive and not ignored:
+            if not recursive or ignored:
+                continue
+            if os.path.isdir(entry.path):
                 yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", recursive, visited, access)
-            continue
+                continue
+            ignored = UNOPENED
         try:
             status = entry.stat(follow_symlinks=not elsewhere)
         except FileNotFoundError:  # it vanished, or it is a broken link, which is reported when it is read
@@ -101,7 +106,7 @@ def _walk(folder: Path, prefix: str, recursive: bool, visited: set[str], access:
             status = entry.stat(follow_symlinks=False)
         except OSError:  # a link to itself
             status = entry.stat(follow_symlinks=False)
-        if not stat.S_ISREG(status.st_mode) and not stat.S_ISLNK(status.st_mode):
+        if not ignored and not stat.S_ISREG(status.st_mode) and not stat.S_ISLNK(status.st_mode):
             ignored = "a broken link, pipe, socket or device"  # reading it might never end
         if elsewhere and not ignored:
             ignored = ELSEWHERE
@@ -167,7 +172,7 @@ def same_name(name: str) -> str:
 
 def unlisted(error: OSError) -> str:
     """Say in a sentence which folder cannot be listed, and why."""
-    return f"The folder {error.filename} cannot be listed ({error.strerror}); check its path and permissions."
+    return f"The folder {error.filename} cannot be listed ({reason(error)}); check its path and permissions."
 
 
 def refused(place: Path, setting: str) -> str:

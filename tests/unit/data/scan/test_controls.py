@@ -1,5 +1,6 @@
 """Every picture gets its control pictures, or is named; what they are counts for the run's key."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,21 @@ def test_the_same_ending_comes_first_and_a_sub_folder_is_not_needed(tmp_path: Pa
     draw(tmp_path / "before" / "b.webp", caption=None)
     first, second = read(folder, controls=controls(tmp_path, "before")).pictures
     assert (first.controls[0].name, second.controls[0].name) == ("a.png", "b.webp")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="file names have no case there")
+def test_of_names_that_differ_in_case_alone_each_picture_takes_that_of_its_spelling(tmp_path: Path) -> None:
+    for i, name in enumerate(("A.png", "a.png", "b.png")):
+        draw(tmp_path / "pictures" / name, (i, 0, 0))
+        draw(tmp_path / "before" / name.replace("b", "B"), (0, i, 0), caption=None)
+    if len(list((tmp_path / "pictures").iterdir())) < 6:
+        pytest.skip("this disk folds the case of names")
+    manifest = read(tmp_path / "pictures", controls=controls(tmp_path, "before"))
+    assert [(p.name, p.controls[0].name) for p in manifest.pictures] == [
+        ("A.png", "A.png"),
+        ("a.png", "a.png"),
+        ("b.png", "B.png"),
+    ]
 
 
 def test_a_folder_inside_the_pictures_holds_no_pictures(tmp_path: Path) -> None:

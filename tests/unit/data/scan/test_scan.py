@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 from scan_folder import draw, read
+from windows_rules import on_linux, rules
 
 from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, TrainConfig
 from lora_atelier.trainer_core.data.images import load_picture
@@ -30,6 +31,22 @@ def test_pictures_come_in_natural_order_with_size_caption_and_digest(tmp_path: P
     assert {(p.width, p.height) for p in manifest.pictures} == {(24, 16)}
     assert all(len(picture.digest) == 64 for picture in manifest.pictures)
     assert manifest == read(tmp_path)
+
+
+@on_linux
+def test_what_windows_cannot_open_is_named_with_the_reason(tmp_path: Path) -> None:
+    deep = "/".join("d" * 70 for _ in range(4))
+    for i, name in enumerate(("a.png", f"{deep}/b.png", "dotted./c.png", f"{'e' * 90}/{'f' * 150}.png")):
+        draw(tmp_path / name, (i, 0, 0), caption=None)
+    none = CaptionConfig(source="none")
+    with rules(), pytest.raises(ValueError, match=r"2 folders in .* cannot be opened: ") as raised:
+        read(tmp_path, captions=none)
+    assert "d, dotted.; its path is too long, or its name ends in a dot or a space; rename it" in str(raised.value)
+    assert "1 picture in" in str(raised.value) and "(its path is too long); replace" in str(raised.value)
+    with rules():
+        left = read(tmp_path, captions=none, on_problem="leave_out")
+    assert [picture.name for picture in left.pictures] == ["a.png"] and len(left.notes) == 2
+    assert len(read(tmp_path, captions=none).pictures) == 4
 
 
 def test_natural_order_counts_numbers() -> None:
