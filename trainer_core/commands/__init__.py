@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..common.command_line import PROGRAM
+from ..common.windows import WINDOWS
 from ..config.rows import read_in_a_shell
 
 
@@ -84,7 +86,9 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str], ComfyUI], int], str]] = {
 def main(arguments: Sequence[str] | None = None, comfyui: ComfyUI = NO_COMFYUI) -> int:
     """Hand the rest of the command line to the command that it names; return its exit status."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        # A file or another program gets UTF-8, as on other systems; Windows' own encodings lack most signs.
+        encoding = "utf-8" if WINDOWS and not stream.isatty() and "PYTHONIOENCODING" not in os.environ else None
+        stream.reconfigure(encoding=encoding, errors="backslashreplace")  # type: ignore[union-attr]
     parser = argparse.ArgumentParser(prog=PROGRAM, description="LoRA Atelier in a shell.")
     listed = "; ".join(f"{name}: {text}" for name, (_, text) in COMMANDS.items())
     parser.add_argument("command", choices=COMMANDS, metavar="command", help=listed)

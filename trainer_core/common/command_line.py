@@ -7,6 +7,8 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+from .disk_errors import why
+
 PROGRAM = "python custom_nodes/lora-atelier"  # how help texts and messages call the pack's folder
 
 
@@ -21,7 +23,7 @@ def run_command(command: Callable[[Namespace], int], options: Namespace) -> int:
     try:
         return command(options)
     except OSError as error:
-        sentence = f"{error.filename}: {error.strerror}." if error.filename else str(error)
+        sentence = f"{error.filename}: {why(error)}." if error.filename else str(error)
     except (ValueError, RuntimeError) as error:
         sentence = str(error)
     print(sentence, file=sys.stderr)

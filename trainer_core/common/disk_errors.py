@@ -49,7 +49,12 @@ def reason(error: BaseException) -> str:
 
 def describe_refusal(error: BaseException) -> str:
     """Say in a sentence without a path that the disk refused something, why, and which program stands in the way."""
-    return say("The disk refused it: {0}.", ". ".join(filter(None, (reason(error), who_holds(error)))))
+    return say("The disk refused it: {0}.", why(error))
+
+
+def why(error: BaseException) -> str:
+    """Say why the disk refused something, and which program stands in the way, without path and full stop."""
+    return ". ".join(filter(None, (reason(error), who_holds(error))))
 
 
 def _of_the_system(error: BaseException) -> BaseException:
