@@ -6,13 +6,14 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..common.files import check_writable, file_digest, write_json
 from ..common.leftovers import LONGEST_NAME, remove
 from ..common.values import is_texts, read_object
+from ..common.windows import who_holds
 from ..config import SavesConfig, fill_name, plain_name, setting
 from ..lora_files.write import copy_lora, embedding_path, is_copy, run_of
 from . import LORA, PUBLISHED, RunFolder
@@ -58,9 +59,16 @@ class Destination:
 
         kind: added to the names while the run is not finished. A taken name gets a number; `overwrite` replaces a file
         of the same run. A later stop, or the end of the run, deletes the copies of earlier stops. `note` gets a
-        sentence for each that another program holds, so that it stays.
+        sentence for each file that a program holds, so that it stays.
         """
-        made = self._published_or_copied(run, saved, step, epoch, kind)
+        try:
+            made = self._published_or_copied(run, saved, step, epoch, kind)
+        except PermissionError as error:
+            if not self.saves.overwrite or not (held := who_holds(error)):
+                raise
+            note(f"The earlier LoRA of this name stays, and the new one gets a number. {held}.")
+            beside = replace(self, saves=self.saves.replace(overwrite=False))
+            made = beside._published_or_copied(run, saved, step, epoch, kind)
         if not kind or kind == f"-stopped-at-{step}":
             for path in self._remove_stopped(run, step if kind else None):
                 note(f"{path.name} of an earlier stop is open elsewhere, so it stays; delete it when you like.")

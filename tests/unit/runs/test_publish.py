@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from run_folders import make_run
 from safetensors.torch import save_file
+from windows_rules import as_windows, on_linux  # noqa: F401 (a fixture)
 
+from lora_atelier.trainer_core.common import windows
 from lora_atelier.trainer_core.common.files import file_digest, write_json
 from lora_atelier.trainer_core.config import SavesConfig
 from lora_atelier.trainer_core.runs import RunFolder
@@ -69,6 +72,25 @@ def test_a_copy_that_another_program_holds_ends_no_run(run, loras, monkeypatch):
     destination.publish(run, [saved], 8, 1.0, "", told.append)
     assert held.is_file() and (loras / "moss.safetensors").is_file()
     assert len(told) == 1 and told[0].startswith("moss-stopped-at-2.safetensors of an earlier stop is open elsewhere")
+
+
+@on_linux
+def test_a_mapped_lora_is_not_replaced_and_the_new_one_gets_a_number(run, loras, as_windows, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(windows, "PATIENCE", 0.0)
+    destination = Destination(output=loras / "moss.safetensors", embeddings=loras, saves=SavesConfig(overwrite=True))
+
+    def publish_step(step: int) -> tuple[list[str], list[str]]:
+        path, told = run.path / "checkpoints" / f"step-{step:08}" / "lora.safetensors", []
+        destination.publish(run, [Saved(path=path, embeddings={}, steps=step)], step, 1.0, "", told.append)
+        return sorted(each.name for each in loras.iterdir()), told
+
+    assert publish_step(2) == (["moss.safetensors"], [])
+    mapped = torch.from_file(str(loras / "moss.safetensors"), shared=True, size=8, dtype=torch.uint8)
+    names, told = publish_step(4)
+    assert names == ["moss-2.safetensors", "moss.safetensors"] and len(told) == 1
+    assert told[0].endswith("gets a number. This program itself has a file there open; end it and start it again.")
+    del mapped
+    assert publish_step(8) == (names, [])  # it is replaced, as asked
 
 
 def test_a_copy_that_somebody_changed_or_that_is_of_another_run_stays(run, loras):
