@@ -130,12 +130,14 @@ def plain_name(name: str) -> str:
     if len(name) > 10 * LONGEST:  # to normalize it could take minutes
         raise ValueError(f"The name {name[:30]}... has {len(name)} characters; use at most {LONGEST}.")
     plain = unicodedata.normalize("NFC", name.strip().removesuffix(".safetensors").strip())
-    well = re.fullmatch(r"[\w .()-]+", plain) and plain.strip(". ") == plain and not _RESERVED.fullmatch(plain)
-    if not well:
+    bare = plain.strip(". ")
+    if not bare or not re.fullmatch(r"[\w .()-]+", plain) or _RESERVED.fullmatch(plain):
         raise ValueError(
             f"The name {name[:LONGEST]!r} cannot be a file name; use up to {LONGEST} letters, digits, spaces and - _ . "
             "( ), without a folder, for example my_lora."
         )
+    if bare != plain:
+        raise ValueError(f"The name {name[:LONGEST]!r} begins or ends with a dot; write {bare[:LONGEST]}.")
     if len(plain) > LONGEST or len(plain.encode()) > MOST_BYTES:
         size = f"{len(plain)} characters ({len(plain.encode())} bytes)"
         raise ValueError(f"The name {plain[:30]}... has {size}; use at most {LONGEST} ({MOST_BYTES} bytes).")

@@ -224,6 +224,15 @@ ENDLESS: list[tuple[Callable[[], object], str]] = [  # a setting that a stranger
 ]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("cat.", "write cat."), (".cat .", "write cat."), ("con.png", "cannot be"), (". .", "cannot be")]
+)
+def test_names_that_windows_writes_otherwise_are_refused(name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        c.SavesConfig(file_name=name)
+    assert c.SavesConfig(file_name="cat .v2").file_name == "cat .v2"
+
+
 @pytest.mark.parametrize(("build", "said"), ENDLESS)
 def test_endless_texts_and_numbers_are_refused_in_a_short_sentence(build: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError) as caught:
