@@ -18,6 +18,7 @@ MOST_SETTINGS = 1000
 MOST_SAMPLES = 2000  # of one run, the newest
 MOST_FILES = 200
 LONGEST = 500  # characters of a setting
+_ABSOLUTE = re.compile(r"[A-Za-z]:[\\/]|[\\/]")  # paths of either system; 0:1 is a point of a curve
 _SAMPLE = re.compile(r"step-([0-9]{8,12})-([0-9]{1,4})(-[a-z]{1,20})?\.png")
 
 
@@ -75,7 +76,7 @@ def _shown(value: Any) -> Any:
         return None
     if not isinstance(value, str):
         return value if not isinstance(value, int) or abs(value) < 2**53 else str(value)  # exact in JavaScript
-    return last_part(value) if PureWindowsPath(value).anchor else printable(value[:LONGEST])
+    return last_part(value) if _ABSOLUTE.match(value) else printable(value[:LONGEST])
 
 
 def last_part(path: str) -> str:

@@ -380,7 +380,7 @@ def test_settings_are_grouped_by_node_and_those_that_differ_are_marked(tmp_path)
         dataset=DatasetConfig(concepts=concepts),
         lora=LoraConfig(rank=0, dropout=0.1),
         optimizer=OptimizerConfig(options={"weight_decay": 0.2}),
-        sample=SampleConfig(prompts=("a cat", "a dog")),
+        sample=SampleConfig(prompts=("a cat", "D: a dog")),
     )
     config = fill(asked, Defaults(rank=8))
     about = {"config": config.to_dict(), "open": names_left_open(asked.to_dict(), config.to_dict())}
@@ -399,7 +399,7 @@ def test_settings_are_grouped_by_node_and_those_that_differ_are_marked(tmp_path)
         ("AtelierConceptDataset", "2", "repeats"): 3,
         ("AtelierLoraConfig", "", "algorithm.dropout"): 0.1,
         ("AtelierOptimizer", "", "name.weight_decay"): 0.2,
-        ("AtelierSaves", "", "sample_prompts"): "a dog",
+        ("AtelierSaves", "", "sample_prompts"): "D: a dog",
     }
     every = [each["name"] for group in described["nodes"] for each in group["settings"]]
     assert sorted(every) == sorted(described["settings"])
