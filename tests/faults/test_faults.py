@@ -26,8 +26,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from sessions import essence
 from tiny_runs import change, run
+from windows_rules import on_linux, rules
 
 from lora_atelier.trainer_core import train as training
+from lora_atelier.trainer_core.common import windows
 from lora_atelier.trainer_core.common.tensor_tree import load_state, save_state
 from lora_atelier.trainer_core.config import ExistingConfig, RunConfig
 from lora_atelier.trainer_core.data.cache import CacheError
@@ -331,6 +333,29 @@ def test_a_folder_that_is_deleted_during_the_run_is_there_at_its_end(small, unin
     result = sessions.session(small, tmp_path, step=delete)
     assert essence(result) == uninterrupted(small) and result.path.is_file()
     assert the_run(tmp_path).checkpoints()[0].step == 3 and essence(sessions.session(small, tmp_path))
+
+
+@on_linux
+def test_where_windows_keeps_what_a_program_holds_the_run_ends_all_the_same(
+    small, uninterrupted, tmp_path, monkeypatch
+):
+    """A node has mapped the LoRA of the stop, and somebody a file that a killed process left."""
+    monkeypatch.setattr(windows, "PATIENCE", 0.0)
+    with rules():
+        (stopped,) = begun(small, tmp_path, 2).glob("loras/*-stopped-at-2.safetensors")
+        saves = the_run(tmp_path).path / "checkpoints"
+        left = saves / ".00000000-1-0123456789abcdef.tmp"
+        left.mkdir()
+        shutil.copyfile(stopped, left / "lora.safetensors")
+        held = [torch.from_file(str(path), True, 8, dtype=torch.uint8) for path in (stopped, *left.iterdir())]
+        told: list[str] = []
+        result = sessions.session(small, tmp_path, told)
+        assert essence(result) == uninterrupted(small) and result.path.is_file() and stopped.is_file()
+        assert [text for text in told if "is open elsewhere" in text]
+        assert {each.name for each in saves.iterdir()} == {left.name, "step-00000002", "step-00000003"}
+        del held
+        with the_run(tmp_path).locked():
+            assert not left.exists()
 
 
 # Names, clocks, processes
