@@ -1,6 +1,7 @@
 """A run as a workflow for the canvas: read again, it is the same run."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -32,7 +33,8 @@ from lora_atelier.trainer_core.workflow.run_file import OPEN, RunFile
 from lora_atelier.trainer_core.workflow.write import listed, workflow_of
 
 BASE = BaseModelConfig(path="/m/checkpoints/sub/base.safetensors", vae="/m/vae/a.safetensors", clip_skip=2)
-CATS = ConceptConfig(folder="/cats", captions=CaptionConfig(dropout=-1))
+TOP = Path("/").absolute()  # with the drive, on Windows
+CATS = ConceptConfig(folder=f"{TOP}cats", captions=CaptionConfig(dropout=-1))
 PLAIN = OPEN.replace(base_model=BASE, dataset=DatasetConfig(concepts=(CATS,)))
 MASKS, AUGMENT = MaskConfig(invert=True, suffixes=("-a.png", "-b.png")), AugmentConfig(rotation=5)
 WORD = EmbeddingConfig(token="moss", init="a cat", stop=0.5, stop_unit="share")
@@ -43,18 +45,18 @@ CHANGES = {
             concepts=(
                 CATS.replace(masks=MASKS, augment=AUGMENT),
                 ConceptConfig(
-                    folder="/dogs", resolutions=("512", "640x384"), min_side=32, masks=MASKS, augment=AUGMENT,
+                    folder=f"{TOP}dogs", resolutions=("512", "640x384"), min_side=32, masks=MASKS, augment=AUGMENT,
                     captions=CaptionConfig(protected=("a", "b c"), extensions=(".txt", ".tags"), prefix="moss")
                 ),
-                ConceptConfig(folder="/held", role="validation", masks=MaskConfig()),
+                ConceptConfig(folder=f"{TOP}held", role="validation", masks=MaskConfig()),
             )
         )
     },
     "controls": {
         "dataset": DatasetConfig(
             concepts=(
-                CATS.replace(controls=ControlConfig(folders=("/before", "/pose"), fit="whole"), masks=MASKS),
-                ConceptConfig(folder="/dogs", controls=ControlConfig(folders=("/a", "/b", "/c"))),
+                CATS.replace(controls=ControlConfig(folders=(f"{TOP}before", f"{TOP}pose"), fit="whole"), masks=MASKS),
+                ConceptConfig(folder=f"{TOP}dogs", controls=ControlConfig(folders=(f"{TOP}a", f"{TOP}b", f"{TOP}c"))),
             )
         ),
         "sample": SampleConfig(prompts=("a cat --ci /x/1.png --ci 2.png",), width=0, height=0),
@@ -62,9 +64,9 @@ CHANGES = {
     "slider of pairs": {
         "dataset": DatasetConfig(
             concepts=(
-                ConceptConfig(folder="/circles", role="regularisation"),
-                CATS.replace(controls=ControlConfig(folders=("/less",), use="slider")),
-                ConceptConfig(folder="/dogs", role="prior_prediction"),
+                ConceptConfig(folder=f"{TOP}circles", role="regularisation"),
+                CATS.replace(controls=ControlConfig(folders=(f"{TOP}less",), use="slider")),
+                ConceptConfig(folder=f"{TOP}dogs", role="prior_prediction"),
             )
         )
     },
@@ -109,7 +111,7 @@ def test_only_nodes_that_are_needed_are_there():
 
 
 def test_what_no_nodes_make_is_refused_by_name():
-    later = CATS.replace(folder="/dogs", masks=MASKS)
+    later = CATS.replace(folder=f"{TOP}dogs", masks=MASKS)
     config = PLAIN.replace(dataset=DatasetConfig(concepts=(CATS, later)))
     with pytest.raises(ValueError, match=r"^No workflow has the setting dataset\.concepts\.1\.masks of cat beside"):
         workflow_of(RunFile(name="cat", config=config))
