@@ -43,8 +43,11 @@ def written_whole(path: Path, *, apart: bool = False) -> Iterator[Path]:
             move(temporary, path)
             _to_disk(path.parent)
         finally:
-            with suppress(PermissionError):  # open elsewhere: it is deleted as a leftover
-                remove(place)
+            if apart:
+                shutil.rmtree(place, ignore_errors=True)  # what stays is deleted as a leftover
+            else:
+                with suppress(PermissionError):  # open elsewhere: likewise
+                    remove(place)
 
 
 @contextmanager
