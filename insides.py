@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 PACK = Path(__file__).parent
 COMFYUI = re.compile(r"(comfy\w*|nodes|server|execution|folder_paths|node_helpers|latent_preview|app)(\.|$)")
@@ -33,7 +34,7 @@ def _missed(problem: BaseException) -> str:
         return f"{problem.name or ''}.{inner[1]}" if inner else problem.name or ""
     if not isinstance(problem, AttributeError) or problem.obj is None:
         return ""
-    owner = problem.obj
+    owner: Any = problem.obj
     if getattr(owner, "__name__", None) is None:
         owner = type(owner)
     above = "" if "__path__" in vars(owner) or not hasattr(owner, "__module__") else f"{owner.__module__}."
