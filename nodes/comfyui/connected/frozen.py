@@ -7,7 +7,7 @@ backward pass asks the layer for its weight again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,10 +49,20 @@ METHODS = ("forward", "forward_comfy_cast_weights", "_forward", "_conv_forward")
 @contextmanager
 def frozen_layers(model: nn.Module) -> Iterator[None]:
     """Keep nothing of a model's linear layers and convolutions for the backward pass, inside a `with` block."""
-    own = {module: type(module) for module in model.modules() if is_linear(module) or isinstance(module, ALL)}
-    for module, kind in own.items():
-        # A class, no wrapper: names, hooks and weights of the layer stay where ComfyUI looks for them.
-        module.__class__ = _frozen(kind)
+    with of_classes({m: _frozen(type(m)) for m in model.modules() if is_linear(m) or isinstance(m, ALL)}):
+        yield
+
+
+@contextmanager
+def of_classes(kinds: Mapping[nn.Module, type]) -> Iterator[None]:
+    """Give modules other classes inside a `with` block.
+
+    A class, no wrapper: names, hooks and weights of a module stay where ComfyUI looks for them, and recomputed blocks
+    run the same code again.
+    """
+    own = {module: type(module) for module in kinds}
+    for module, kind in kinds.items():
+        module.__class__ = kind
     try:
         yield
     finally:

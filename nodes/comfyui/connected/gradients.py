@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ....trainer_core.memory import keep_activations
-from .frozen import FrozenLayer, frozen_layers
+from .frozen import FrozenLayer, frozen_layers, of_classes
 from .live import ATTENTION
 
 KITCHEN = "comfy_kitchen"  # ComfyUI's own operators
@@ -270,14 +270,9 @@ def _nothing_written_out(model: nn.Module) -> Iterator[None]:
 
     A module that reads `out` and not what is returned predicts something else then, which the trial notices.
     """
-    own = {module: type(module) for module in model.modules() if _passes_out(type(module))}
-    for module, kind in own.items():  # a class, as for frozen layers: recomputed blocks run it again
-        module.__class__ = type(kind.__name__, (_WithoutOut, kind), {})
-    try:
+    writing = {module: type(module) for module in model.modules() if _passes_out(type(module))}
+    with of_classes({module: type(kind.__name__, (_WithoutOut, kind), {}) for module, kind in writing.items()}):
         yield
-    finally:
-        for module, kind in own.items():
-            module.__class__ = kind
 
 
 class _WithoutOut(nn.Module):
