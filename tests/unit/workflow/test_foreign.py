@@ -562,11 +562,13 @@ FULL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("program", ["sd-scripts", "ai-toolkit", "onetrainer"])
+ENDINGS = {"sd-scripts": ".toml", "ai-toolkit": ".yaml", "onetrainer": ".json"}
+
+
+@pytest.mark.parametrize("program", [*ENDINGS])
 def test_what_is_exported_is_read_back_as_it_was(tmp_path, capsys, program):
     (tmp_path / "run.toml").write_text(write_run(RunFile(name="cat", config=read_open(FULL))), encoding="utf-8")
-    ending = {"sd-scripts": ".toml", "ai-toolkit": ".yaml", "onetrainer": ".json"}[program]
-    to = tmp_path / f"theirs{ending}"
+    to = tmp_path / f"theirs{ENDINGS[program]}"
     assert main(["export", str(tmp_path / "run.toml"), str(to), "--for", program]) == 0
     said = capsys.readouterr().out
     assert f"{program} cannot say:" in said and "stratified_timesteps = True" in said
@@ -589,6 +591,17 @@ def test_what_is_exported_is_read_back_as_it_was(tmp_path, capsys, program):
         assert (config.base_model.clip_skip, config.base_model.prediction) == (2, "v_prediction")
     assert main(["export", str(tmp_path / "run.toml"), str(to), "--for", program]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", [*ENDINGS])
+def test_an_optimizer_that_a_program_has_not_is_listed(tmp_path, capsys, program):
+    rates = {"learning_rate": 1e-4, "text_encoder_learning_rate": 1e-5}
+    values = {**FULL, "optimizer": {**rates, "name": "muon"}}
+    (tmp_path / "run.toml").write_text(write_run(RunFile(name="cat", config=read_open(values))), encoding="utf-8")
+    assert (
+        main(["export", str(tmp_path / "run.toml"), str(tmp_path / f"theirs{ENDINGS[program]}"), "--for", program]) == 0
+    )
+    assert "optimizer.name = 'muon'" in capsys.readouterr().out
 
 
 def test_paths_are_compared_as_paths(tmp_path):

@@ -304,7 +304,10 @@ def _for_ai_toolkit(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
         sheet.take("lora.conv_rank")
         sheet.take("lora.conv_alpha")
     rates = [sheet.take(f"optimizer.{rate}") for rate in RATES]
-    optimizer = str(TO_OPTIMIZERS.get(sheet.take("optimizer.name"), "adamw")).rpartition(".")[2].lower()
+    ours = sheet.take("optimizer.name")
+    if ours not in TO_OPTIMIZERS:
+        left.append(f"{setting('optimizer.name')} = {ours!r}")
+    optimizer = TO_OPTIMIZERS.get(ours, "adamw").rpartition(".")[2].lower()
     schedules = {ours: theirs for theirs, ours in ai_toolkit.SCHEDULES.items() if theirs != "constant_with_warmup"}
     schedule = sheet.take("scheduler.name")
     if schedule not in schedules:
