@@ -46,7 +46,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": WIDTH, "height": 1000}, device_scale_factor=SCALE)
         open_quickstart(page, server.url)
         run(page, ComfyClient(server.url))
-        take(page).save(IMAGES / "quickstart.jpg", quality=88, optimize=True)
+        take(page).save(IMAGES / "quickstart.jpg", quality=80, optimize=True, progressive=True)
         browser.close()
         pair = min((base / "output" / "atelier").glob("mossling*.png"))
         with Image.open(pair) as picture:

@@ -95,7 +95,7 @@ def test_two_runs_are_equal_to_the_last_bit_and_leave_the_global_generator_alone
 
 def test_a_cancel_takes_effect_while_a_run_hashes_reads_plans_and_estimates(config, plain, tmp_path):
     """Long work looks for it by itself; nothing unfinished stays, and the next run is as if nothing had been."""
-    long_work = {"folder", "captions", "index", "tensors", "estimate"}
+    long_work = {"folder", "caption_sources", "index", "tensors", "estimate"}
     estimated, source = change(config, memory={"checkpointing": "auto"}), source_of(config.base_model)
 
     def asks():

@@ -26,8 +26,6 @@ SAFE = {  # modules of nodes/ and functions in them that touch the disk -> why n
     ("comfyui/pending.py", "_write"): "the same folder, and names made of numbers",
     ("comfyui/pending.py", "_hold_lock"): "the same folder",
     ("comfyui/pending.py", "_left"): "the same folder, and its listed names",
-    ("comfyui/pending.py", "take"): "the same folder, and its listed names",
-    ("comfyui/pending.py", "drop"): "the same folder; names that are asked for are compared with its own",
     ("comfyui/progress.py", "__exit__"): "the folder that the run made",
     ("comfyui/shell.py", ""): "the pack's own folder",
     ("comfyui/shell.py", "_check_linked"): "a fixed name in ComfyUI's folder",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
+import codecs
+import locale
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -86,8 +87,10 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str], ComfyUI], int], str]] = {
 def main(arguments: Sequence[str] | None = None, comfyui: ComfyUI = NO_COMFYUI) -> int:
     """Hand the rest of the command line to the command that it names; return its exit status."""
     for stream in (sys.stdout, sys.stderr):
-        # A file or another program gets UTF-8, as on other systems; Windows' own encodings lack most signs.
-        encoding = "utf-8" if WINDOWS and not stream.isatty() and "PYTHONIOENCODING" not in os.environ else None
+        # A file or another program gets UTF-8, as on other systems; Windows' own encoding lacks most signs. Where
+        # somebody has chosen another one (PYTHONIOENCODING), it stays.
+        own = codecs.lookup(stream.encoding) == codecs.lookup(locale.getpreferredencoding(False))
+        encoding = "utf-8" if WINDOWS and own and not stream.isatty() else None
         stream.reconfigure(encoding=encoding, errors="backslashreplace")  # type: ignore[union-attr]
     parser = argparse.ArgumentParser(prog=PROGRAM, description="LoRA Atelier in a shell.")
     listed = "; ".join(f"{name}: {text}" for name, (_, text) in COMMANDS.items())
