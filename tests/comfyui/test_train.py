@@ -233,6 +233,7 @@ def test_the_oldest_comfyui_trains_and_remembers(comfy_oldest: ComfyClient, serv
 )
 def test_a_name_that_is_no_plain_file_name_is_refused(comfy: ComfyClient, pictures: Path, name: str) -> None:
     sentence = "use at most 100 (160 bytes)" if len(name) > 50 else "cannot be a file name; use"
+    sentence = "begins or ends with a dot; write hidden." if name == ".hidden" else sentence
     refused(comfy, train_graph(pictures.name, name=name), "rejected", sentence)
 
 
