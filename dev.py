@@ -444,6 +444,7 @@ def types(env: dict[str, str]) -> Iterator[Callable[[], int]]:
 ALONE = ("unit", "recipes", "tools", "faults")  # parts of the tests that share nothing
 SERVED = ("browser", "comfyui")  # those whose tests share servers and a browser
 ZOO = "zoo"  # the part that runs once on each ComfyUI, whose classes it imports
+WINDOWS = "windows"  # a trial on a Windows Python, which belongs to --thorough
 PARTS = (*ALONE, ZOO, *SERVED)
 NOTHING_COLLECTED = 5  # pytest's exit status, for example of one half of the suite under -k
 
@@ -451,9 +452,11 @@ NOTHING_COLLECTED = 5  # pytest's exit status, for example of one half of the su
 def test(options: argparse.Namespace) -> int:
     """Run the checks and all tests; or only the parts named: unit, recipes, tools, faults, zoo, browser, comfyui.
 
-    All other arguments, and paths, go to pytest.
+    All other arguments, and paths, go to pytest. `windows` is a trial by itself: script, cli, server, unit.
     """
     env = set_up(dev=True)
+    if options.rest[:1] == [WINDOWS]:
+        return windows(options.rest[1:], env)
     if not options.rest and lint(env):  # the import rules are a part of unit
         return report_failure("test: correct the lines named above first; no test ran", 1)
     given = [f"tests/{part}" if part in PARTS else part for part in options.rest]
@@ -501,7 +504,15 @@ def test(options: argparse.Namespace) -> int:
     print(
         f"-- yardstick: {1000 * sum(yardsticks) / max(1, len(yardsticks)):.2f} ms for a fixed computation", flush=True
     )
+    if options.rest == ["--thorough"] and os.name != "nt":
+        tested.append(windows([], env))
     return max(checked, *([code for code in tested if code != NOTHING_COLLECTED] or tested))
+
+
+def windows(parts: list[str], env: dict[str, str]) -> int:
+    """Try the pack on a Windows Python under Wine; without Wine a sentence says what to install."""
+    trial = ROOT / "tests" / WINDOWS / "trial.py"
+    return run([venv_python(), trial, comfyui_folder(NEWEST), CACHE / WINDOWS, *parts], env)
 
 
 def bench(options: argparse.Namespace) -> int:
