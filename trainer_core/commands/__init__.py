@@ -89,8 +89,9 @@ def main(arguments: Sequence[str] | None = None, comfyui: ComfyUI = NO_COMFYUI) 
     for stream in (sys.stdout, sys.stderr):
         # A file or another program gets UTF-8, as on other systems; Windows' own encoding lacks most signs. Where
         # somebody has chosen another one (PYTHONIOENCODING), it stays.
-        own = codecs.lookup(stream.encoding) == codecs.lookup(locale.getpreferredencoding(False))
-        encoding = "utf-8" if WINDOWS and own and not stream.isatty() else None
+        given, own = stream.encoding or "utf-8", locale.getpreferredencoding(False)
+        chosen = codecs.lookup(given) != codecs.lookup(own)
+        encoding = None if chosen or stream.isatty() or not WINDOWS else "utf-8"
         stream.reconfigure(encoding=encoding, errors="backslashreplace")  # type: ignore[union-attr]
     parser = argparse.ArgumentParser(prog=PROGRAM, description="LoRA Atelier in a shell.")
     listed = "; ".join(f"{name}: {text}" for name, (_, text) in COMMANDS.items())
