@@ -151,7 +151,7 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     editor.screenshot(f"walk-8-runs-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     if now := faint(page, ".atelier-runs *"):
         found["8-runs"] = now
-    tab.get_by_role("button", name="Use this LoRA").click()
+    tab.get_by_role("button", name="Use this LoRA").first.click()
     field = page.get_by_role("dialog").get_by_role("textbox")
     field.fill(f"taken/{name}")
     field.press("Enter")
