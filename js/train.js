@@ -192,11 +192,12 @@ class View {
   /** @param {HTMLElement} inner */
   #listen(inner) {
     const onSerialize = this.#node.onSerialize;
+    if (window.LiteGraph?.vueNodesMode) this.#tall = this.#node.size[1]; // it grows by itself there
     // A file keeps the node as somebody made it: what it shows of a run finds its room again where it is opened.
     this.#node.onSerialize = (file) => {
       onSerialize?.call(this.#node, file);
       const [width, height] = this.#node.size;
-      if (this.#tall && height === this.#grown) file.size = [width, this.#tall];
+      if (this.#tall && (window.LiteGraph?.vueNodesMode || height === this.#grown)) file.size = [width, this.#tall];
     };
     const onRemoved = this.#node.onRemoved;
     this.#node.onRemoved = (...rest) => {
@@ -213,7 +214,8 @@ class View {
     const shown = inner.style.display !== "none";
     if ((shown && inner.offsetWidth < width / 2) || inner.offsetHeight === this.#height) return; // it has no place yet
     this.#height = inner.offsetHeight;
-    if (height !== this.#grown) this.#tall = height; // as somebody made it
+    // As somebody made it; Nodes 2.0 itself makes it as tall as what it holds, so that there the first height stays.
+    if (height !== this.#grown && !(window.LiteGraph?.vueNodesMode && this.#tall)) this.#tall = height;
     const needed = Math.max(this.#tall, this.#node.computeSize()[1]);
     if (height < needed || !this.#state.alive) this.#node.setSize([width, needed]);
     this.#grown = this.#node.size[1];
