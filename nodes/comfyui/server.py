@@ -24,7 +24,8 @@ def add_route(path: str, answer: Answer, method: str = "POST") -> None:
         plain = request.method == "GET" or not request.can_read_body or request.content_type == "application/json"
         if plain and _of_this_site(request):  # a page of another site posts no JSON without asking
             return await answer(request)
-        return json_answer({"error": "Only a page of this ComfyUI may do this."}, status=403)
+        sentence = "Only a page of this ComfyUI may do this; on the machine itself open it at 127.0.0.1 or localhost."
+        return json_answer({"error": sentence}, status=403)
 
     PromptServer.instance.routes.route(method, path)(guarded)
 

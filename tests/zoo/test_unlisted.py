@@ -441,7 +441,7 @@ def scaled_by_number(tokens):
     return tokens * tokens.square().mean().item()
 
 
-HIDING = {  # what gives no gradient: all that is said of it, and what it does
+HIDING = {  # what gives no gradient: the words of the refusal, and what it does
     "atelier_zoo.doubled in Hiding (blocks.1)": lambda tokens: torch.ops.atelier_zoo.doubled(tokens),
     "atelier_zoo.halved in Hiding (blocks.1)": lambda tokens: torch.ops.atelier_zoo.halved(tokens),
     "GivingNone in Hiding (blocks.3)": lambda tokens: GivingNone.apply(tokens),

@@ -24,7 +24,7 @@ def shape_of(size: Size, resolution: Resolution, options: BucketConfig, step: in
     elif rule == "sd_scripts" and options.no_upscale:
         return no_upscale_bucket(size, resolution.area, step, logarithmic=False)
     elif rule == "musubi" and options.no_upscale and math.prod(size) <= resolution.area:
-        bucket = (size[0] - size[0] % step, size[1] - size[1] % step)
+        bucket = (max(step, size[0] - size[0] % step), max(step, size[1] - size[1] % step))
     else:
         bucket = _nearest(size, _shapes(rule, resolution, step, *limits), upright=rule == "onetrainer")
     return BucketChoice(bucket, cover(size, bucket))

@@ -78,7 +78,7 @@ def try_out(
 def _left_out(
     idle: Sequence[str], modules: Mapping[str, nn.Module], observed: Observed
 ) -> dict[tuple[str, str], list[str]]:
-    """Sort the layers that cannot be trained by the reason, which is said of one and of several layers."""
+    """Sort the layers that cannot be trained by their reason: a sentence for one layer, and one for several."""
     uncalled = [name for name in modules if name not in observed.called and name in idle]
     behind = f" ({observed.lost} hands none on)" if observed.lost else ""
     no_gradient = f"no gradient from pictures with captions{behind}"

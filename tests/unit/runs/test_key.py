@@ -1,4 +1,4 @@
-"""The keys of runs: what a setting decides is said in its row, and a key stays what it was."""
+"""The keys of runs: a setting's row says what it decides, and a key stays what it was."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields

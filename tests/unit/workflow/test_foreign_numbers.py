@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from lora_atelier.trainer_core.config import RunConfig
+from lora_atelier.trainer_core.config import BucketConfig, RunConfig
 from lora_atelier.trainer_core.data.buckets import parse_resolution
 from lora_atelier.trainer_core.data.captions import compose_caption
 from lora_atelier.trainer_core.data.shapes import shape_of
@@ -442,3 +442,8 @@ def test_forty_files_are_of_every_program() -> None:
     assert len(FORMS) >= 40 and len({form.name for form in FORMS}) == len(FORMS)
     endings = {Path(form.name).suffix for form in FORMS}
     assert endings == {".toml", ".json", ".yaml", ".yml", ".sh", ".bat", ".ps1"}
+
+
+def test_a_picture_smaller_than_a_step_has_a_shape() -> None:
+    config = BucketConfig(shapes="musubi", no_upscale=True)
+    assert tuple(shape_of((30, 200), parse_resolution("512"), config, 64).bucket) == (64, 192)

@@ -529,7 +529,7 @@ def _has_no_schedule(given: Given) -> bool:
 
 
 def _steps(found: Imported) -> int:
-    """Return the length of the run; 0 where it is told in epochs."""
+    """Return the steps of the run; 0 where the file gives epochs."""
     return whole(found.values.get("train", {}).get("steps") or 0)
 
 
