@@ -27,7 +27,8 @@ WAITING: dict[str, Callable[[int], Mapping[str, str | None]]] = {  # others at w
 }
 LOAD = 8  # processes that compute at once, the run among them
 STEPS = {False: 40, True: 8}  # by whether the machine is busy
-REST_GOAL, LOAD_GOAL = 1.05, 6.0
+ONE = {**DEFAULT, "OMP_NUM_THREADS": "1"}
+REST_GOAL, LOAD_GOAL, FAIR_GOAL = 1.05, 6.0, 1.05
 
 
 def measure(steps: int) -> dict[str, Any]:
@@ -75,17 +76,30 @@ def others(count: int) -> Iterator[None]:
             process.wait()
 
 
+def fair(each: dict[str, dict[str, float]], cores: int) -> float:
+    """Return the seconds of a busy step that a fair share allows, of one round.
+
+    One thread beside programs that leave it one processor whole, times the programs that share each processor.
+    """
+    return each["fair"]["busy"] * max(1, LOAD / cores)
+
+
 def render(rounds: list[dict[str, dict[str, float]]], about: dict[str, Any], command: str, stamp: str) -> str:
     """Write the table of seconds and ratios as Markdown.
 
-    rounds: seconds of a step by choice of threads, at rest and busy.
+    rounds: seconds of a step by choice of threads, at rest and busy; `fair`: of one thread that has a processor to
+    itself, while the others are taken.
     """
     rest = [each["chosen"]["rest"] / each["default"]["rest"] for each in rounds]
     busy = [each["chosen"]["busy"] / each["chosen"]["rest"] for each in rounds]
     spinning = [each["default"]["busy"] / each["default"]["rest"] for each in rounds]
+    limit = [fair(each, about["cores"]) / each["chosen"]["rest"] for each in rounds]
+    reached = [each["chosen"]["busy"] / fair(each, about["cores"]) for each in rounds]
     ratios = (
         build_ratio("at rest: as dev.py chooses / as OpenMP does", rest, most=REST_GOAL),
         build_ratio(f"as dev.py chooses: under a load of {LOAD} / at rest", busy, most=LOAD_GOAL),
+        build_ratio(f"the limit: a fair share under a load of {LOAD} / at rest", limit),
+        build_ratio(f"as dev.py chooses: under a load of {LOAD} / the limit", reached, most=FAIR_GOAL),
         build_ratio(f"as OpenMP does: under a load of {LOAD} / at rest", spinning),
     )
     seconds = [

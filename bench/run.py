@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -313,7 +314,9 @@ def run_busy(options: argparse.Namespace, command: str) -> int:
                 with busy.others(count):
                     about = child("busy.py", "--steps", steps, env=changes(count))
                 seconds[waiting][when] = about["seconds"]
-        rounds.append(seconds)
+        with busy.others((os.cpu_count() or 1) - 1):
+            alone = child("busy.py", "--steps", "1" if options.dry else str(busy.STEPS[False]), env=busy.ONE)
+        rounds.append({**seconds, "fair": {"busy": alone["seconds"]}})
         print(f"round {number + 1}: {seconds}", flush=True)
     text = busy.render(rounds, about, command, stamp())
     print(text)
