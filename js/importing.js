@@ -8,7 +8,7 @@ import { t } from "./words.js";
 
 const KINDS = [".toml", ".yaml", ".yml", ".json", ".sh", ".bat", ".cmd", ".ps1", ".env", ".txt"];
 const LARGEST = 2 ** 20; // bytes of a file
-const READABLE = 0.6; // the scale at which the classic renderer draws words
+const READABLE = 0.85; // the scale at which the smallest letters of a node have ten pixels
 const LEFT = 120, ABOVE = 190; // units around a graph: the editor's menus stand there, as over the templates
 
 /** @param {File} file */

@@ -53,7 +53,7 @@ def test_a_large_graph_opens_readable_and_stays_so(editor) -> None:
     editor.settle()
     page.wait_for_timeout(1500)  # the editor moves its view by and by, where it does
     scale, left, top = editor.run(VIEW)
-    assert 0.6 <= scale <= 1 and 0 < left < 400 and 0 < top < 400
+    assert 0.85 <= scale <= 1 and 0 < left < 400 and 0 < top < 400
 
 
 def test_a_file_that_cannot_be_read_is_named_in_a_sentence(editor) -> None:
