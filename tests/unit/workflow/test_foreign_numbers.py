@@ -12,21 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
+from foreign_numbers import SHARES, buckets, captions, opened, schedule, shares, weights
 
 from lora_atelier.trainer_core.config import BucketConfig, RunConfig
 from lora_atelier.trainer_core.data.buckets import parse_resolution
-from lora_atelier.trainer_core.data.captions import compose_caption
 from lora_atelier.trainer_core.data.shapes import shape_of
-from lora_atelier.trainer_core.data.visits import trained_resolutions
-from lora_atelier.trainer_core.models.sd.noise import noise_model
-from lora_atelier.trainer_core.objective.objective import level_weights
-from lora_atelier.trainer_core.objective.path import AffinePath, flow_noise
-from lora_atelier.trainer_core.objective.timesteps import level_probabilities
 from lora_atelier.trainer_core.optim.build import arguments
-from lora_atelier.trainer_core.optim.schedule import curve_of, factor_on, warmup_steps
 from lora_atelier.trainer_core.workflow.foreign import Imported, read_foreign
-from lora_atelier.trainer_core.workflow.run_file import read_open
 
 SOURCES = """
 kohya-ss/sd-scripts 48d368fa557731ad0488c07304dfeba8c07910eb: library/train_util.py (get_scheduler_fix, BucketManager,
@@ -42,11 +34,6 @@ tdrussell/diffusion-pipe 8f83dbf25d03219df705570ec03e62be04bc402f: train.py
 bghira/SimpleTuner bc8e6ab7738ce457a2ed8eb2d26cadd91c6442cb: its documentation of options
 """
 LENGTH = 100  # steps of each run; the rate is compared at every tenth
-SIZES = ((512, 512), (640, 480), (480, 640), (1024, 512), (1920, 1080))
-SIZES += ((1080, 1920), (3000, 1000), (700, 500), (333, 777), (1536, 1024))
-LEVELS = (0, 50, 100, 200, 300, 400, 500, 700, 900, 999)
-FLOW_LEVELS = (49, 99, 199, 299, 399, 499, 599, 699, 899, 998)  # times 0.05, 0.1 … 0.999
-SHARES = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)  # of draws below each time
 LINES = ("a, b, c",)
 
 FLAT = [1.0] * 10
@@ -123,6 +110,8 @@ SD_SCRIPTS = (
          [f"x {each}" for each in MOVED], "open": []}),
     Form("drop.ps1", f"python train_network.py {XL} `\n --keep_tokens 1 --caption_tag_dropout_rate 0.5 "
          "--caption_suffix y", {"captions": [f"{each} y" for each in LOSING], "told": "caption_suffix moves"}),
+    Form("nowhere.toml", BASE.replace('train_data_dir = "/d"\n', "shuffle_caption = true\nkeep_tokens = 1\n"),
+         {"captions": MOVED}),
     Form("parts.toml", BASE + 'shuffle_caption = true\nkeep_tokens_separator = "|||"\nsecondary_separator = ";;;"\n',
          {"lines": ("x ||| a, b;;;c ||| y",), "captions": ["x, a, b,c, y", "x, b,c, a, y"], "left": []}),
     Form("lines.toml", BASE + "enable_wildcard = true\n", {"lines": ("{a|b} c", "d"), "captions": ["a c", "b c", "d"]}),
@@ -163,6 +152,8 @@ FLOWS = (
          [0.4911, 0.6395, 0.7181, 0.7728, 0.8151, 0.8501, 0.8802, 0.9075, 0.9338, 0.9628],
          "buckets": sized("512x512 592x432 432x592 704x368 672x384 384x672 896x288 592x432 336x768 624x416")},
          ("d.toml", '[general]\nresolution = 512\nenable_bucket = true\n[[datasets]]\nimage_directory = "/d"\n')),
+    Form("listed.toml", '[general]\nresolution = 512\nenable_bucket = true\n[[datasets]]\nvideo_jsonl_file = "v"\n',
+         {"buckets": sized("512x512 592x432 432x592 704x368 672x384 384x672 896x288 592x432 336x768 624x416")}),
     Form("weighed.bat", WAN + " ^\n --weighting_scheme cosmap", {"levels": list(SHARES), "weights":
          [0.703447, 0.776366, 0.936206, 1.09762, 1.22427, 1.27324, 1.22427, 1.09762, 0.776366, 0.637894], "buckets":
          sized("512x512 640x480 480x640 1024x512 1360x768 768x1360 1760x592 688x496 320x768 1248x832")},
@@ -218,9 +209,15 @@ lr_scheduler_type = "LoraEasyCustomOptimizer.RexAnnealingWarmRestarts.RexAnneali
 PAGES = (
     Form("gui.json", json.dumps(GUI), {"rank": 16, "alpha": 8, "rates": (1e-4, 1e-4, 0), "schedule": COSINE_FROM_10,
          "steps": 100}),
-    Form("gui_text.json", json.dumps(GUI | {"text_encoder_lr": 5e-5, "unet_lr": 0, "enable_bucket": True}
+    Form("gui_text.json", json.dumps(GUI | {"text_encoder_lr": 5e-5, "unet_lr": 0, "bucket_no_upscale": False}
          | {"min_bucket_reso": 256, "max_bucket_reso": 1024, "bucket_reso_steps": 64}),
          {"rates": (0, 5e-5, 0), "buckets": sized(AREA_512)}),
+    Form("gui_little.json", json.dumps({"LoRA_type": "Standard", "pretrained_model_name_or_path": "m", "epoch": 2}), {
+         "rank": 8, "alpha": 1, "rates": (1e-4, 1e-4, 0), "epochs": 2, "buckets": sized("512x512 512x384 384x512 "
+         "640x320 640x384 384x640 768x256 512x384 320x768 576x384")}),
+    Form("gui_added.json", json.dumps(GUI | {"lr_warmup": 0, "additional_parameters":
+         '--lr_scheduler_type "CosineAnnealingLR" --lr_scheduler_args "T_max=30"'}), {"left": [], "schedule":
+         [1.0, 0.75, 0.25, 0.0, 0.25, 0.75, 1.0, 0.75, 0.25, 0.0]}),
     Form("gui_epochs.json", json.dumps(GUI | {"max_train_epochs": 3, "stop_text_encoder_training": 50}),
          {"epochs": 3, "left": []}),
     Form("gui_loha.json", json.dumps(GUI | {"LoRA_type": "Kohya LoHa", "optimizer": "Prodigy", "learning_rate": 1}
@@ -239,10 +236,12 @@ PAGES = (
          [1.0, 0.914058, 0.689058, 0.410942, 0.185942, 1.0, 0.914058, 0.689058, 0.410942, 0.185942]}),
 )  # fmt: skip
 ONE = {"training_method": "LORA", "base_model_name": "m", "concepts": [{"path": "/d"}]}
-ONE_512 = sized("512x512 576x448 448x576 704x384 704x384 384x704 896x320 640x448 320x832 640x448")
+XL_512 = sized("512x512 576x448 448x576 704x384 704x384 384x704 896x320 640x448 320x832 640x448")
+ONE_512 = sized("512x512 576x456 456x576 728x360 680x384 384x680 888x296 624x416 320x808 624x416")
 ONETRAINER = (
     Form("preset.json", json.dumps(ONE), {"rank": 16, "alpha": 1, "rates": (3e-6, 3e-6, 0), "options": ADAMW,
          "buckets": ONE_512, "captions": ["a, b, c"], "flip": False, "weights": FLAT}),
+    Form("larger.json", json.dumps(ONE | {"model_type": "STABLE_DIFFUSION_XL_10_BASE"}), {"buckets": XL_512}),
     Form("cosine.json", json.dumps(ONE | {"learning_rate_scheduler": "COSINE", "learning_rate_warmup_steps": 40.0}
          | {"gradient_accumulation_steps": 4, "learning_rate": 1e-4, "learning_rate_scaler": "BOTH", "batch_size": 4}
          | {"text_encoder": {"train": False}}), {"schedule": COSINE_FROM_10, "rates": (4e-4, 0, 0)}),
@@ -253,7 +252,7 @@ ONETRAINER = (
     Form("hard.json", json.dumps(ONE | {"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS", "resolution": "1024"}
          | {"learning_rate_cycles": 3.0, "learning_rate_warmup_steps": 0.0, "loss_weight_fn": "MIN_SNR_GAMMA"}
          | {"force_v_prediction": True}), {"schedule": RESTARTS, "weights": MIN_SNR_V, "buckets": sized(
-         "1024x1024 1152x896 896x1152 1472x704 1344x768 768x1344 1792x576 1152x896 640x1600 1280x832")}),
+         "1024x1024 1144x912 912x1144 1448x728 1352x776 776x1352 1776x592 1256x840 648x1616 1256x840")}),
     Form("rex.json", json.dumps(ONE | {"learning_rate_scheduler": "REX", "learning_rate_warmup_steps": 0}
          | {"loss_weight_fn": "DEBIASED_ESTIMATION", "optimizer": {"optimizer": "PRODIGY", "d_coef": 0.5}}), {
          "schedule": [1.0, 0.989011, 0.97561, 0.958904, 0.9375, 0.909091, 0.869565, 0.810811, 0.714286, 0.526316],
@@ -314,6 +313,8 @@ OTHERS = (
          "rank: 8, alpha: 4", "resolution: [1024], bucket_tolerance: 32"), {"rank": 8, "alpha": 4, "schedule":
          TO_A_TENTH, "weights": MIN_SNR, "buckets": sized("512x512 640x480 480x640 1024x512 1344x768 768x1344 1792x576 "
          "672x512 320x800 1248x832")}),
+    Form("rate.yaml", job("unet_lr: 5e-4, text_encoder_lr: 1e-5, train_text_encoder: true"),
+         {"rates": (1e-4, 1e-4, 0), "left": []}),
     Form("rises.yaml", job("lr_scheduler: linear, optimizer: prodigy", dataset="shuffle_tokens: true, keep_tokens: 2"),
          {"schedule": [0.333333, 0.4, 0.466667, 0.533333, 0.6, 0.666667, 0.733333, 0.8, 0.866667, 0.933333], "rates":
          (1, 0, 0), "options": {"eps": 1e-6, "weight_decay": 0.0}, "captions": ALL_MOVED}),
@@ -354,45 +355,7 @@ def brought(folder: Path, form: Form) -> tuple[Imported, RunConfig]:
         if name:
             (folder / name).write_text(text, encoding="utf-8")
     found = read_foreign(folder / form.name)
-    if found.family:  # as ComfyUI's own nodes load it
-        base = found.values.setdefault("base_model", {})
-        base |= {"path": found.family, "connected": base.get("connected", {})}
-    return found, read_open(found.values)
-
-
-def schedule(config: RunConfig) -> list[float]:
-    """List the factor at every tenth step; in a warm-up that of one step before, as theirs begins at rate 0."""
-    rises, curve = warmup_steps(LENGTH, config.scheduler), curve_of(LENGTH, config.scheduler)
-    earlier = [step - (step < rises) for step in range(0, LENGTH, LENGTH // 10)]
-    return [0.0 if step < 0 else factor_on(curve, step, config.scheduler) for step in earlier]
-
-
-def buckets(config: RunConfig) -> list[tuple[int, ...]]:
-    (text,) = trained_resolutions(config.dataset.concepts[0], config.train)
-    resolution = parse_resolution(text)
-    return [tuple(shape_of(size, resolution, config.train.buckets, config.train.bucket_step).bucket) for size in SIZES]
-
-
-def weights(config: RunConfig, family: str) -> list[float]:
-    kind = "v_prediction" if config.base_model.prediction == "v_prediction" else "epsilon"
-    noise = flow_noise() if family else noise_model(kind, zero_terminal_snr=False)
-    return level_weights(config.objective, AffinePath(noise))[list(FLOW_LEVELS if family else LEVELS)].tolist()
-
-
-def shares(config: RunConfig, times: list[float]) -> list[float]:
-    """Compute how many draws lie below each time."""
-    objective = config.objective
-    found = level_probabilities(objective, AffinePath(flow_noise()), shift=objective.timestep_shift or 1.0)
-    at = torch.tensor(times, dtype=torch.float64) * len(found) - 1
-    below = at.floor().long().clamp(0, len(found) - 2)
-    return found[below].lerp(found[below + 1], at - below).tolist()
-
-
-def captions(config: RunConfig, lines: tuple[str, ...]) -> set[str]:
-    """Compose the captions of ten pictures under five seeds."""
-    own = config.dataset.concepts[0].captions
-    draws = itertools.product(range(5), range(10))
-    return {compose_caption(lines, own, seed=seed, picture=picture, visit=0) for seed, picture in draws}
+    return found, opened(found)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
@@ -425,7 +388,7 @@ def test_a_file_trains_by_the_numbers_of_its_program(tmp_path: Path, form: Form)
         used = arguments(config.optimizer)
         assert {name: used[name] for name in expected["options"]} == expected["options"]
     if "schedule" in expected:
-        assert schedule(config) == pytest.approx(expected["schedule"], abs=1e-5)  # some round their rates
+        assert schedule(config, LENGTH) == pytest.approx(expected["schedule"], abs=1e-5)  # some round their rates
     if "buckets" in expected:
         assert buckets(config) == expected["buckets"]
     if "weights" in expected:

@@ -107,7 +107,9 @@ def read_ai_toolkit(values: Mapping[str, Any], folder: Path) -> Imported:
         _network(found, parts["network"])
     else:  # the whole model
         found.put("lora.algorithm", "full")
-    _train(found, parts["train"], str(job.get("trigger_word") or ""))
+    model = table(job.get("model"))
+    second = on(model.get("is_xl")) or str(model.get("arch")).startswith(("sdxl", "ssd", "vega"))
+    _train(found, parts["train"], str(job.get("trigger_word") or ""), second=second)
     _save(found, parts["save"], parts["sample"])
     for each in tables(job.get("datasets")):
         cached = {"cache_text_embeddings": True} if on(table(job.get("train")).get("cache_text_embeddings")) else {}
@@ -184,7 +186,7 @@ def _network(found: Imported, given: Given) -> None:
             found.open.append(f"The file chooses layers by {name}; write them into {named(f'lora.{setting}')}.")
 
 
-def _train(found: Imported, given: Given, trigger: str) -> None:
+def _train(found: Imported, given: Given, trigger: str, *, second: bool) -> None:
     steps = whole(number(found, given, "steps") or 1000)
     found.put("train.steps", min(MOST_STEPS, steps))
     if steps > MOST_STEPS:
@@ -194,10 +196,11 @@ def _train(found: Imported, given: Given, trigger: str) -> None:
     found.put("train.accumulate", whole(batches))
     take(found, given, "max_grad_norm", "optimizer.max_grad_norm", real)
     rate = number(found, given, "lr") or 1e-6
-    own, text = number(found, given, "unet_lr"), number(found, given, "text_encoder_lr")
-    found.put("optimizer.learning_rate", (rate if own is None else own) if on(given.take("train_unet")) else 0.0)
+    given.ignore(("unet_lr", "text_encoder_lr"))  # of a network, all parts have the one rate there
+    found.put("optimizer.learning_rate", rate if on(given.take("train_unet")) else 0.0)
     trains_text = on(given.take("train_text_encoder")) and not found.family
-    found.put("optimizer.text_encoder_learning_rate", (rate if text is None else text) if trains_text else 0.0)
+    for part in RATES[1 : 3 if second else 2]:
+        found.put(f"optimizer.{part}", rate if trains_text else 0.0)
     name = _optimizer(found, str(given.take("optimizer")))
     for key, value in table(given.take("optimizer_params")).items():
         if key == "betas":

@@ -27,6 +27,7 @@ FILES = {  # of the model -> the role
     "checkpoint_path": "checkpoint", "vae_path": "vae", "llm_path": "text_encoder_1",
     "text_encoder_path": "text_encoder_1", "t5_path": "text_encoder_1", "clip_path": "text_encoder_2",
 }  # fmt: skip
+OF_SHAPES = ("min_ar", "max_ar", "num_ar_buckets", "ar_buckets", "size_buckets", "frame_buckets")
 COSINE_END = 1e-6  # the rate at which a cosine ends there
 OPTIMIZERS = {"adamw_optimi": "adamw", "adamw8bit": "adamw8bit", "adamw8bitkahan": "adamw8bit", "adamw": "adamw"}
 WITHOUT_EFFECT = frozenset({
@@ -167,6 +168,14 @@ def _dataset(found: Imported, given: Given, folder: Path) -> None:
         found.concept(folder="")
 
 
+def _shapes(found: Imported, values: Mapping[str, Any], directory: Mapping[str, Any]) -> None:
+    """List what says which shapes pictures are cut to; here they follow from the area."""
+    for name in OF_SHAPES:
+        value = directory.get(name, values.get(name))
+        if value not in (None, [], [1]) and not any(line.startswith(f"{name} =") for line in found.left):
+            found.leave(name, value)
+
+
 def _concepts(found: Imported, values: Mapping[str, Any], folder: Path) -> None:
     for each in tables(values.get("directory")):
         path, sizes = str(each.get("path") or ""), each.get("resolutions") or values.get("resolutions") or []
@@ -176,6 +185,10 @@ def _concepts(found: Imported, values: Mapping[str, Any], folder: Path) -> None:
         captions |= {"shuffle": True} if on(each.get("shuffle_tags")) else {}
         concept |= {"folder_repeats": False, "captions": captions}
         plain = [str(whole(size)) for size in listing(sizes) if not isinstance(size, list)]
+        if on(each.get("enable_ar_bucket", values.get("enable_ar_bucket"))):
+            _shapes(found, values, each)
+        else:  # every picture is cut to a square
+            plain = [f"{size}x{size}" for size in plain]
         concept |= {"resolutions": plain} if plain else {}
         if (repeats := real(each.get("num_repeats") or 1)) != 1:
             concept["repeats"] = repeats

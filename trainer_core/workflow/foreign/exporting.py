@@ -323,7 +323,9 @@ def _for_ai_toolkit(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
     }  # fmt: skip
     if train.epochs:
         left.append(f"{setting('train.epochs')} = {sheet.take('train.epochs')}")
-    step |= {"text_encoder_lr": rates[1]} if rates[1] else {}
+    for part, rate in zip(RATES[1:], rates[1:], strict=True):  # one rate is of all parts there
+        if rate not in (0, rates[0]):
+            left.append(f"{setting(f'optimizer.{part}')} = {rate:g}")
     if config.objective.min_snr_gamma:
         step["min_snr_gamma"] = sheet.take("objective.min_snr_gamma")
     if config.optimizer.ema_decay:

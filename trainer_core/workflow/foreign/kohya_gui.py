@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from .texts import arguments
 PROGRAM = "kohya_ss"
 TYPES: dict[str, tuple[str, str]] = {  # LoRA_type -> network module and algo
     "Standard": ("networks.lora", ""),
+    "LoCon": ("lycoris.kohya", "locon"),  # as it was called
     "Kohya LoCon": ("networks.lora", ""),
     "LoRA-FA": ("networks.lora_fa", ""),
     "Flux1": ("networks.lora_flux", ""),
@@ -35,6 +35,14 @@ TYPES: dict[str, tuple[str, str]] = {  # LoRA_type -> network module and algo
     "LyCORIS/BOFT": ("lycoris.kohya", "boft"),
     "LyCORIS/Native Fine-Tuning": ("lycoris.kohya", "full"),
 }
+DEFAULTS: dict[str, Any] = {  # of the page, where they are not those of sd-scripts
+    "max_resolution": "512,512", "enable_bucket": True, "max_bucket_reso": 2048, "bucket_no_upscale": True,
+    "caption_extension": ".txt", "mixed_precision": "fp16", "save_precision": "fp16", "clip_skip": 1,
+    "save_every_n_epochs": 1, "lr_scheduler": "cosine", "lr_warmup": 10, "learning_rate": 1e-4,
+}  # fmt: skip
+OF_NETWORKS = {"network_dim": 8, "network_alpha": 1, "conv_dim": 1, "conv_alpha": 1} | {  # of its LoRA tab alone
+    "text_encoder_lr": 1e-4, "unet_lr": 1e-4,
+}  # fmt: skip
 SCRIPTS = {  # switched on -> what the script is of; the first counts
     "sdxl": "sdxl",
     "flux1_checkbox": "flux",
@@ -107,6 +115,8 @@ def read_kohya_gui(values: Mapping[str, Any], folder: Path) -> Imported:
         raise ValueError("it trains a textual inversion, and here LoRAs are trained; choose a file of its LoRA tab")
     native = "LyCORIS/Native Fine-Tuning"  # what DreamBooth and fine-tuning come nearest to
     kind = str(values.get("LoRA_type") or ("Standard" if "network_dim" in values else native))
+    usual = DEFAULTS | (OF_NETWORKS if "LoRA_type" in values else {})
+    values = {**usual, **{name: value for name, value in values.items() if value is not None}}
     if kind not in TYPES:
         raise without_counterpart("LoRA_type", kind, "train it with kohya_ss")
     module, algorithm = TYPES[kind]
@@ -135,10 +145,7 @@ def read_kohya_gui(values: Mapping[str, Any], folder: Path) -> Imported:
     given |= _lengths(values) | _rates(values) | _noise(values)
     given |= {name: each.split() for name in ("lr_scheduler_args",) if (each := str(values.get(name) or "").strip())}
     more = str(values.get("additional_parameters") or "")
-    try:
-        extra, _ = arguments(shlex.split(more, posix=False), LISTS)
-    except ValueError:
-        extra = {}
+    extra, _ = arguments(more.replace('"', "").split(), LISTS)  # as the page splits them
     given |= {"sdxl": script == "sdxl"} | extra
     return read_sd_scripts(given, folder, script=script, program=PROGRAM)
 

@@ -133,6 +133,10 @@ DISTRIBUTIONS = {  # -> our name, and the settings of weight and bias there
     "BETA": ("beta", "beta_a", "beta_b"),
     "INVERTED_PARABOLA": ("inverted_parabola", "parabola_scale", "parabola_center"),
 }
+STEPS = {  # of the sides of its shapes, where the name of the model type begins so; the first counts
+    "STABLE_DIFFUSION_XL": 64, "STABLE_DIFFUSION_3": 64, "STABLE_DIFFUSION": 8, "PIXART": 16, "SANA": 32,
+    "WUERSTCHEN": 128, "STABLE_CASCADE": 128,
+}  # fmt: skip
 SHIFTS = {"sigmoid_center": 0.5, "parabola_center": 0.5, "logit_scale": 1.0}  # ours less theirs
 OPTIMIZER_DEFAULTS = sd_scripts.OPTIMIZER_DEFAULTS | {
     "adafactor": {}, "lion8bit": {"weight_decay": 0.0, "beta2": 0.999}, "schedulefree_adamw": {"weight_decay": 0.01},
@@ -332,7 +336,8 @@ def _sizes(found: Imported, given: Given) -> None:
     sizes = [part.strip() for part in str(given.take("resolution") or "").split(",") if part.strip()]
     if buckets and sizes:
         found.put("train.buckets.shapes", "onetrainer")
-        found.put("train.bucket_step", 16 if "PIXART" in str(given.take("model_type")) else 64)
+        kind = str(given.take("model_type"))
+        found.put("train.bucket_step", next((step for begin, step in STEPS.items() if kind.startswith(begin)), 64))
     if buckets and len(sizes) == 1 and sizes[0].isdecimal():
         found.put("train.resolution", whole(sizes[0]))
     elif sizes:

@@ -563,6 +563,9 @@ def _own_schedule(found: Imported, given: Given, kind: str) -> None:
             if name in args:
                 found.put(f"scheduler.{name}", real(args[name]))
         args = {name: value for name, value in args.items() if name not in ("d", "gamma")}
+    elif plain == "cosineannealinglr" and "T_max" in args:  # a wave up and down, as often as the run is long
+        found.put("scheduler.name", "expression")
+        found.put("scheduler.expression", f"0.5 * (1 + cos(pi * step / {max(1, whole(args.pop('T_max')))}))")
     elif "cosineannealing" in plain:
         found.put("scheduler.name", "cosine_with_restarts" if cycles > 1 else "cosine")
         args = {name: value for name, value in args.items() if (name, cycles) != ("gamma", 1)}
@@ -890,8 +893,10 @@ def _folders(found: Imported, given: Given, folder: Path) -> None:
     same = put_sizes(found, sizes)
     for values, role in listed:
         put_concept(found, values, role, folder, own_size=not same, weight=1.0 if weight is None else weight)
-    if not listed:
+    if not listed and given.take("dataset_config"):  # which says all of them
         found.concept(folder="")
+    elif not listed:
+        put_concept(found, {**shared, "tree": True}, "train", folder, own_size=False, weight=1.0)
 
 
 def _datasets(text: str) -> Mapping[str, Any]:
@@ -915,15 +920,16 @@ def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
     same = len({str(each.get("resolution")) for each in datasets}) < 2
     if same and first.get("resolution"):
         put_resolution(found, first)
+    musubi = bool(directory_of(first) or first.get("image_jsonl_file") or first.get("video_jsonl_file"))
     if on(first.get("enable_bucket")):
-        step = 16 if directory_of(first) else whole(first.get("bucket_reso_steps") or 64)
+        step = 16 if musubi else whole(first.get("bucket_reso_steps") or 64)
         found.put("train.bucket_step", min(512, max(8, round(step / 8) * 8)))
-        found.put("train.buckets.shapes", "musubi" if directory_of(first) else "sd_scripts")
+        found.put("train.buckets.shapes", "musubi" if musubi else "sd_scripts")
         if step % 8:
             found.leave("bucket_reso_steps", step)
         if on(first.get("bucket_no_upscale")):
             found.put("train.buckets.no_upscale", True)
-        elif not directory_of(first):
+        elif not musubi:
             found.put("train.buckets.min_side", whole(first.get("min_bucket_reso") or 256))
             found.put("train.buckets.max_side", whole(first.get("max_bucket_reso") or 1024))
     return same

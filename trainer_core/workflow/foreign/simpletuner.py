@@ -208,6 +208,8 @@ def _backends(found: Imported, given: Given, folder: Path) -> None:
         if text is None:
             found.open.append(f"The pictures are listed in {name}, which does not lie beside the file; put it there.")
     usual, kind = given.take("resolution"), str(given.take("resolution_type"))
+    if kind == "pixel":  # of the shorter side there, so that its pictures have a larger area
+        found.leave("resolution_type", kind)
     dropout = real(given.take("caption_dropout_probability") or 0.0)
     for each in values if isinstance(values, list) else ():
         if not isinstance(each, Mapping) or each.get("dataset_type") == "text_embeds" or on(each.get("disabled")):
