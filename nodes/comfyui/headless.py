@@ -12,7 +12,7 @@ import nodes as comfyui_nodes
 
 from ...trainer_core.config.forms import FORMS
 from ...trainer_core.models import Chosen
-from ...trainer_core.workflow.canvas import form_of, prompt_of
+from ...trainer_core.workflow.canvas import form_of, nested_inputs, prompt_of
 from ..connect_model import AtelierConnectModel
 from .folders import register_assets
 from .tiny import register_tiny_model
@@ -43,15 +43,16 @@ def _run(prompt: Mapping[str, Any], key: str, kinds: Mapping[str, Any], results:
     kind = kinds.get(node["class_type"])
     if kind is None:
         raise ValueError(
-            f"without a page only ComfyUI's own nodes run, and {node['class_type']} is of another pack; load the model "
-            "by those"
+            f"without a page only ComfyUI's own nodes run, and {node['class_type']} is of another pack, or "
+            "of a newer ComfyUI; load the model by those"
         )
     inputs = {}
     for name, value in node["inputs"].items():
         linked = isinstance(value, list) and len(value) == 2 and str(value[0]) in prompt
         inputs[name] = _run(prompt, str(value[0]), kinds, results)[value[1]] if linked else value
-    function = getattr(kind if hasattr(kind, "define_schema") else kind(), kind.FUNCTION)
-    output = function(**inputs)
+    newer = hasattr(kind, "define_schema")
+    function = getattr(kind if newer else kind(), kind.FUNCTION)
+    output = function(**(nested_inputs(inputs) if newer else inputs))
     output = output.get("result", ()) if isinstance(output, dict) else output
     results[key] = getattr(output, "result", output) or ()
     return results[key]

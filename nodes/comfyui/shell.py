@@ -145,7 +145,8 @@ def _check_linked(document: Any, key: str) -> Chosen:
         module = getattr(comfyui_nodes.NODE_CLASS_MAPPINGS.get(kind), "RELATIVE_PYTHON_MODULE", "nodes")
         if not module.startswith(OWN):
             raise ValueError(
-                f"without a page only ComfyUI's own nodes run, and {kind} is of another pack; load the model by those"
+                f"without a page only ComfyUI's own nodes run, and {kind} is of another pack, or of a newer ComfyUI; "
+                "load the model by those"
             )
     return LINKED
 

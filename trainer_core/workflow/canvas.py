@@ -386,6 +386,24 @@ def _named(about: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return named if isinstance(named, dict) and named else None
 
 
+def nested_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring the inputs of rows and of a choice together, as ComfyUI hands them to a node.
+
+    loras.0.name is of the first table of the list `loras`; mode.size is beside the choice itself in the table `mode`.
+    """
+    found = {name: value for name, value in inputs.items() if "." not in name}
+    for name in sorted({name.partition(".")[0] for name in inputs if "." in name}):
+        inner = {key.removeprefix(f"{name}."): each for key, each in inputs.items() if key.startswith(f"{name}.")}
+        rows = {number for number, _, rest in (key.partition(".") for key in inner) if number.isdecimal() and rest}
+        if rows:
+            parts = ({key.removeprefix(f"{row}."): each for key, each in inner.items() if key.startswith(f"{row}.")}
+                     for row in sorted(rows, key=int))  # fmt: skip
+            found[name] = [nested_inputs(part) for part in parts]
+        else:
+            found[name] = {**({name: inputs[name]} if name in inputs else {}), **nested_inputs(inner)}
+    return found
+
+
 def named_values(rows: tuple[Row, ...], named: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Take the values of a node's widgets by name, in whatever order they stood when the file was saved."""
     for each in rows:

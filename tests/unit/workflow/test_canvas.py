@@ -128,6 +128,17 @@ def test_a_group_of_rows_takes_as_many_values_as_it_has_rows() -> None:
     assert convert(node(5, "Stack", ["x", "the end"]))["5"] == {"end": "the end"}
 
 
+def test_rows_and_choices_are_handed_on_as_comfyui_does() -> None:
+    rows = {"loras.0.lora_name": "a", "loras.0.strength": 1.0, "loras.1.lora_name": "b", "loras.10.lora_name": "c"}
+    found = canvas.nested_inputs({"model": 1, **rows, "mode": "large", "mode.size": 2})
+    assert found == {
+        "model": 1,
+        "loras": [{"lora_name": "a", "strength": 1.0}, {"lora_name": "b"}, {"lora_name": "c"}],
+        "mode": {"mode": "large", "size": 2},
+    }
+    assert canvas.nested_inputs({"lr": 2}) == {"lr": 2}
+
+
 def test_values_by_name_and_lists_pass_through() -> None:
     assert convert(node(1, "Optimizer", {"lr": 2, "sizes": [1, 2]}))["1"] == {"lr": 2, "sizes": {"__value__": [1, 2]}}
 
