@@ -652,6 +652,22 @@ BACKENDS = [
 ]  # fmt: skip
 
 
+def test_a_list_of_backends_alone_is_read(tmp_path):
+    square = {"id": "b", "type": "local", "instance_data_dir": "/d/b", "crop": True, "crop_aspect": "square"}
+    found = read_foreign(saved(tmp_path, "all.json", json.dumps([*BACKENDS, square, {**square, "disabled": True}])))
+    concepts = found.values["dataset"]["concepts"]
+    assert [(each["folder"], each["resolutions"]) for each in concepts] == [("/d/a", ["1000"]), ("/d/b", ["1024x1024"])]
+    assert found.program == "SimpleTuner" and found.left == []
+    pixel = [{**BACKENDS[0], "resolution_type": "pixel", "resolution": 768}]
+    assert read_foreign(saved(tmp_path, "pixel.json", json.dumps(pixel))).left == ["resolution_type = 'pixel'"]
+
+
+def test_a_preset_of_kohya_without_a_model_is_read(tmp_path):
+    preset = {"max_resolution": "768,768", "train_batch_size": 4, "batch_size": 8, "learning_rate": 1e-5}
+    found = read_foreign(saved(tmp_path, "preset.json", json.dumps(preset)))
+    assert found.values["base_model"]["path"] == "" and found.values["train"]["batch_size"] == 4
+
+
 def test_the_common_part_of_diffusion_pipe_and_simpletuner_is_read(tmp_path):
     saved(tmp_path, "dataset.toml", 'resolutions = [512]\n[[directory]]\npath = "/d/a"\nnum_repeats = 3\n')
     found = read_foreign(saved(tmp_path, "a.toml", PIPE))

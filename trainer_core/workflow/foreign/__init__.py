@@ -25,6 +25,7 @@ TABLES: Readers = (
 OBJECTS: Readers = (
     (ai_toolkit.recognises, ai_toolkit.read_ai_toolkit),
     (simpletuner.recognises, simpletuner.read_simpletuner),
+    (simpletuner.recognises_backends, simpletuner.read_backends),
     (onetrainer.recognises, onetrainer.read_onetrainer),
     (onetrainer.recognises_concepts, onetrainer.read_concepts),
     (kohya_gui.recognises, kohya_gui.read_kohya_gui),

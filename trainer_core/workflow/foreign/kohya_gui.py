@@ -84,6 +84,7 @@ RENAMED = {
 }
 OWN = (  # of the page and of the launcher: they train nothing
     "LoRA_type", "LyCORIS_preset", "additional_parameters", "caption_metadata_filename", "unit", "num_machines",
+    "batch_size",  # of preparing latents
     "num_processes", "multi_gpu", "gpu_ids", "main_process_port", "extra_accelerate_launch_args", "model_list",
     "save_as_bool", "latent_metadata_filename", "noise_offset_type", "epoch", "lr_warmup", "flux1_checkbox",
     "sd3_checkbox", "sdxl", "conv_dim", "conv_alpha", "no_token_padding", "train_on_input", "lr_warmup_steps",
@@ -106,7 +107,11 @@ OF_FLOW = re.compile(
 def recognises(values: Any) -> bool:
     """Tell whether a JSON is one of kohya_ss."""
     names = values.keys() if isinstance(values, Mapping) else set()
-    return "LoRA_type" in names or {"max_resolution", "pretrained_model_name_or_path"} <= names
+    return (
+        "LoRA_type" in names
+        or {"max_resolution", "learning_rate"} <= names
+        or ({"max_resolution", "pretrained_model_name_or_path"} <= names)
+    )
 
 
 def read_kohya_gui(values: Mapping[str, Any], folder: Path) -> Imported:

@@ -66,6 +66,24 @@ def recognises(values: Any) -> bool:
     return "model_family" in names or {"data_backend_config", "lora_rank"} <= names
 
 
+def recognises_backends(values: Any) -> bool:
+    """Tell whether a JSON is a list of data backends of SimpleTuner."""
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(isinstance(each, Mapping) and "id" in each for each in values)
+        and any({"dataset_type", "caption_strategy"} & each.keys() for each in values)
+    )
+
+
+def read_backends(values: list[Mapping[str, Any]], folder: Path) -> Imported:
+    """Read a list of data backends alone; the rest is open."""
+    found = Imported(program=PROGRAM)
+    found.put("base_model.path", "")
+    _concepts(found, Given({}, DEFAULTS), values, folder)
+    return found
+
+
 def read_simpletuner(values: Mapping[str, Any], folder: Path) -> Imported:
     """Read a configuration; folder: in which relative paths start."""
     given = Given({str(name).lstrip("-"): value for name, value in values.items()}, DEFAULTS)
@@ -207,9 +225,12 @@ def _backends(found: Imported, given: Given, folder: Path) -> None:
         values = parse_json(text) if text else []
         if text is None:
             found.open.append(f"The pictures are listed in {name}, which does not lie beside the file; put it there.")
+    _concepts(found, given, values, folder)
+
+
+def _concepts(found: Imported, given: Given, values: Any, folder: Path) -> None:
+    """Add a concept for each backend that holds pictures."""
     usual, kind = given.take("resolution"), str(given.take("resolution_type"))
-    if kind == "pixel":  # of the shorter side there, so that its pictures have a larger area
-        found.leave("resolution_type", kind)
     dropout = real(given.take("caption_dropout_probability") or 0.0)
     for each in values if isinstance(values, list) else ():
         if not isinstance(each, Mapping) or each.get("dataset_type") == "text_embeds" or on(each.get("disabled")):
@@ -219,7 +240,12 @@ def _backends(found: Imported, given: Given, folder: Path) -> None:
         captions: dict[str, Any] = {"source": source, "dropout": dropout}
         if source == "none" and each.get("instance_prompt"):
             captions["prefix"] = str(each["instance_prompt"])
-        size = _size(each.get("resolution") or usual, str(each.get("resolution_type") or kind))
+        own = str(each.get("resolution_type") or kind)
+        size = _size(each.get("resolution") or usual, own)
+        if own == "pixel" and not any(line.startswith("resolution_type =") for line in found.left):
+            found.leave("resolution_type", own)  # of the shorter side there, so that its pictures have a larger area
+        if on(each.get("crop")) and each.get("crop_aspect") == "square":
+            size = f"{size}x{size}"
         concept: dict[str, Any] = {"folder": placed(folder, path), "resolutions": [size]}
         concept |= {"folder_repeats": False, "captions": captions, "recursive": True}
         if repeats := real(each.get("repeats") or 0):  # visits beyond the first
@@ -228,5 +254,7 @@ def _backends(found: Imported, given: Given, folder: Path) -> None:
             concept["role"] = "regularisation"
         found.concept(**concept)
     if not found.values.get("dataset", {}).get("concepts"):
+        if kind == "pixel":
+            found.leave("resolution_type", kind)
         found.put("train.resolution", whole(_size(usual, kind)))
         found.concept(folder="")
