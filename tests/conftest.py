@@ -16,6 +16,7 @@ from unittest import mock
 import processor_time
 import pytest
 from hypothesis import HealthCheck, settings
+from windows_rules import LEFT_OUT, rules
 
 from comfy_client import PACE, ComfyClient, ComfyServer
 from lora_atelier.dev import NEWEST, OLDEST, comfyui_folder
@@ -33,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add our options."""
     parser.addoption("--thorough", action="store_true", help="prove all again: every case, kill and odd prompt")
+    parser.addoption("--windows-rules", action="store_true", help="treat files as Windows does, in every test; on Linux")
 
 
 # Files that take longest. Processes that share the tests begin with them, so that none works alone at the end.
@@ -50,6 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("thorough"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    if config.getoption("windows_rules"):
+        left = [item for item in items if any(item.nodeid.startswith(name) for name in LEFT_OUT)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
@@ -105,6 +111,20 @@ def no_wait_for_the_disk() -> Iterator[None]:
     """Let files reach the disk when the system likes: it keeps them whatever is killed, and no test cuts the power."""
     with mock.patch.object(os, "fsync", os.fstat):  # which refuses what is no open file as well
         yield
+
+
+@pytest.fixture
+def as_windows() -> Iterator[None]:
+    """Treat files as Windows does for the length of a test."""
+    with rules():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def wherever_asked(request: pytest.FixtureRequest) -> None:
+    """Treat files so in every test, with --windows-rules."""
+    if request.config.getoption("windows_rules"):
+        request.getfixturevalue("as_windows")
 
 
 @pytest.fixture(scope="session")

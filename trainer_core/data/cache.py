@@ -193,10 +193,12 @@ class Cache:
         try:
             entry = {name: file.get_tensor(f"{key}/{name}") for name in names}
         except SafetensorError:  # the file has changed since its header was read
+            del file
             self._drop(shard)
             return None
         if key not in shard.sound:
             if _checksum(key, entry) != checksum:
+                del entry, file
                 self._drop(shard)
                 return None
             shard.sound.add(key)
@@ -322,6 +324,7 @@ class Cache:
 
     def _drop(self, shard: _Shard) -> None:
         """Delete a damaged shard; entries that were read from it stay mapped and readable."""
+        shard.file = None if not shard.sound else shard.file  # Windows deletes nothing that is mapped
         _delete(shard.path)
         self._forget(shard)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from windows_rules import as_windows, on_linux, refusal  # noqa: F401 (a fixture)
+from windows_rules import on_linux, refusal
 
 from lora_atelier.trainer_core.common import windows
 from lora_atelier.trainer_core.common.disk_errors import describe_disk_error

@@ -114,6 +114,7 @@ def test_a_save_is_exported_with_its_words_and_overwrites_nothing(tmp_path, caps
     tensors = load_file(to)
     assert tensors.keys() == LORA.keys() and all(torch.equal(tensors[name], 4 * LORA[name]) for name in LORA)
     assert torch.equal(load_file(to.with_name("mine-moss.safetensors"))["emb_params"], WORD["emb_params"])
+    del tensors  # which is the file itself, so that Windows would keep it
     assert metadata_in(to)["ss_output_name"] == "mine"
     before = to.read_bytes()
     assert main([*command, "--step", "8"]) == 2 and "exists already" in capsys.readouterr().err

@@ -15,6 +15,8 @@ from lora_atelier.trainer_core.runs.asked import PAUSE, SAID, Asked, ask
 from lora_atelier.trainer_core.runs.folder import SILENT
 from lora_atelier.trainer_core.runs.follow import TAIL, follow
 
+pytestmark = pytest.mark.usefixtures("as_windows")  # which refuses more than any other system does
+
 
 @pytest.fixture
 def run(tmp_path):

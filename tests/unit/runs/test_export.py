@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from run_folders import PLACE, make_run
+from windows_rules import on_linux
 
+from lora_atelier.trainer_core.common import windows
 from lora_atelier.trainer_core.common.files import write_json
 from lora_atelier.trainer_core.common.leftovers import TEMPORARY
 from lora_atelier.trainer_core.runs import describe, open_run, signature, thumbnail_of
@@ -17,6 +19,8 @@ from lora_atelier.trainer_core.runs.clean import delete_run, delete_saves, saves
 from lora_atelier.trainer_core.runs.detail import MOST_SETTINGS, settings_of
 from lora_atelier.trainer_core.runs.export import export_save, save_to_export, write_archive
 from lora_atelier.trainer_core.runs.folder import PARTS, RunFolder
+
+pytestmark = pytest.mark.usefixtures("as_windows")  # which refuses more than any other system does
 
 
 @pytest.fixture
@@ -103,6 +107,17 @@ def test_saves_are_deleted_by_their_steps_and_never_of_a_run_at_work(run):
     (run.path / "checkpoints" / "step-00000002" / "checkpoint.json").write_text("{")  # unreadable ones can go, too
     delete_saves(run, [2])
     assert [path.name for path in run.saves()] == ["step-00000004"]
+
+
+@on_linux
+def test_a_run_whose_log_is_open_stays_whole_and_is_deleted_afterwards(run, monkeypatch):
+    monkeypatch.setattr(windows, "PATIENCE", 0.0)
+    before = sorted(run.path.rglob("*"))
+    with (run.path / "log.jsonl").open("rb"), pytest.raises(PermissionError):
+        delete_run(run.path)
+    assert {*before} <= {*run.path.rglob("*")} and open_run(run.path).about == run.about
+    delete_run(run.path)
+    assert not list(run.path.parent.iterdir())
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -14,6 +14,8 @@ from lora_atelier.trainer_core.runs import Keys, folder
 from lora_atelier.trainer_core.runs.choose import sound_checkpoint
 from lora_atelier.trainer_core.runs.folder import new_run
 
+pytestmark = pytest.mark.usefixtures("as_windows")  # which refuses more than any other system does
+
 
 class Killed(BaseException):
     """A process that ends here: nothing is tidied up behind it."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from run_folders import make_run
 from safetensors.torch import save_file
-from windows_rules import as_windows, on_linux  # noqa: F401 (a fixture)
+from windows_rules import on_linux
 
 from lora_atelier.trainer_core.common import windows
 from lora_atelier.trainer_core.common.files import file_digest, write_json
@@ -75,7 +75,7 @@ def test_a_copy_that_another_program_holds_ends_no_run(run, loras, monkeypatch):
 
 
 @on_linux
-def test_a_mapped_lora_is_not_replaced_and_the_new_one_gets_a_number(run, loras, as_windows, monkeypatch):  # noqa: F811
+def test_a_mapped_lora_is_not_replaced_and_the_new_one_gets_a_number(run, loras, as_windows, monkeypatch):
     monkeypatch.setattr(windows, "PATIENCE", 0.0)
     destination = Destination(output=loras / "moss.safetensors", embeddings=loras, saves=SavesConfig(overwrite=True))
 
