@@ -446,6 +446,7 @@ SERVED = ("browser", "comfyui")  # those whose tests share servers and a browser
 ZOO = "zoo"  # the part that runs once on each ComfyUI, whose classes it imports
 WINDOWS = "windows"  # a trial on a Windows Python, which belongs to --thorough
 PARTS = (*ALONE, ZOO, *SERVED)
+UNDER_RULES = ("tests/recipes", "tests/faults", "tests/unit/runs", "tests/unit/common")  # again as Windows treats files
 NOTHING_COLLECTED = 5  # pytest's exit status, for example of one half of the suite under -k
 
 
@@ -499,6 +500,8 @@ def test(options: argparse.Namespace) -> int:
         # So few tests that a second process would import torch and ComfyUI for longer than it helps.
         tested.append(tests(f"the zoo on {version}", parallel if version == NEWEST else [], zoo, here))
     tested += [tests("those with servers", in_two, served, env)] if served else []
+    if options.rest == ["--thorough"] and sys.platform == "linux":
+        tested.append(tests("those by Windows' rules", [*parallel, "--windows-rules"], [*UNDER_RULES], env))
     parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in spent.items())
     print(f"-- {sum(spent.values()):.0f} processor seconds: {parts}", flush=True)
     print(

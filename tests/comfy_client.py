@@ -28,8 +28,9 @@ from lora_atelier.dev import prepare_base, server_command
 
 RUN_EVENT = "atelier.run"  # tells of a run at work
 # A node pack that lets each step of a run wait: a run that is only watched need not keep a processor busy. Its nodes
-# make copies of another one for each turn of a loop.
+# make copies of another one for each turn of a loop, and let the server treat files as Windows does.
 PACE = """
+import runpy
 import time
 from pathlib import Path
 
@@ -74,7 +75,21 @@ class Loop:
         return {"result": (copy.out(slot),), "expand": graph.finalize()}
 
 
-NODE_CLASS_MAPPINGS = {"Turn": Turn, "Loop": Loop}
+class Rules:
+    INPUT_TYPES = lambda: {"required": {"file": ("STRING", {}), "on": ("BOOLEAN", {})}}
+    IS_CHANGED = lambda **_: float("nan")
+    RETURN_TYPES, FUNCTION, CATEGORY, OUTPUT_NODE = (), "turn", "tests", True
+
+    def turn(self, file, on):
+        if on:
+            Rules.now = runpy.run_path(file)["rules"]()
+            Rules.now.__enter__()
+        else:
+            Rules.now.__exit__(None, None, None)
+        return ()
+
+
+NODE_CLASS_MAPPINGS = {"Turn": Turn, "Loop": Loop, "Rules": Rules}
 """
 HANGS = 300.0  # seconds after which whoever waits gives up: what works is quicker on the busiest machine
 

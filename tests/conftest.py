@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add our options."""
     parser.addoption("--thorough", action="store_true", help="prove all again: every case, kill and odd prompt")
-    parser.addoption("--windows-rules", action="store_true", help="treat files as Windows does, in every test; on Linux")
+    parser.addoption("--windows-rules", action="store_true", help="treat files as Windows does (on Linux)")
 
 
 # Files that take longest. Processes that share the tests begin with them, so that none works alone at the end.

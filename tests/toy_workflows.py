@@ -28,3 +28,10 @@ def on_toy_models(path: Path) -> dict[str, Any]:
                 if link[1] == node["id"]:
                     link[2] = KINDS.index(own["type"])
     return workflow
+
+
+def shorten(prompt: dict, **inputs: dict) -> None:
+    """Give the nodes of a prompt other inputs, by their class, where they have them."""
+    for node in prompt.values():
+        wanted = inputs.get(node["class_type"], {})
+        node["inputs"] |= {name: value for name, value in wanted.items() if name in node["inputs"]}

@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 import warm
 import websocket
+import windows_rules
 from lora_runs import metadata_in
 from PIL import Image
-from train_graph import changed, chosen, draw_pictures, node, train_graph
+from prompts import to_prompt
+from toy_workflows import shorten
+from train_graph import changed, chosen, draw_pictures, node, sample, train_graph
 
 from comfy_client import HANGS, ComfyClient, ComfyServer, Result, answer_of
-from lora_atelier.dev import ROOT, TINY_BASE
+from lora_atelier.dev import QUICKSTART, ROOT, TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 
@@ -119,6 +122,49 @@ def test_a_run_does_what_it_is_asked_and_resumes_when_queued_again(any_server: C
     assert comfy.queue(done).did_run("train")
     again = comfy.queue(done)  # while one that came to its end is remembered
     assert again.ok and again.was_cached("train")
+
+
+@windows_rules.on_linux
+def test_a_run_ends_where_windows_keeps_the_lora_of_its_stop_that_a_node_has_mapped(server: ComfyServer) -> None:
+    """The quickstart: *Stop and keep*, Load LoRA with the file, and Run again."""
+    comfy = ComfyClient(server.url)
+    prompt = to_prompt(json.loads(QUICKSTART.read_text(encoding="utf-8")), comfy.object_info())
+    shorten(prompt, AtelierSample={"width": 64, "height": 64, "steps": 1, "hires.steps": 1})
+    shorten(prompt, AtelierTrain={"name": "windows", "steps": 8, "resolution": 64}, AtelierSaves={"sample_steps": 1})
+
+    def stop(kind: str, data: dict, result: Result) -> None:
+        if kind == "text" and data["text"].startswith("step 2"):
+            ask(comfy, {"what": "stop"})
+
+    def turn(on: bool) -> None:
+        assert comfy.queue({"rules": node("Rules", file=windows_rules.__file__, on=on)}).ok
+
+    turn(True)
+    try:
+        with server.unhurried(0.3):
+            result = comfy.queue(prompt, on_event=stop)
+            assert result.ok, result.error
+        (stopped,) = (server.base / "models" / "loras" / "atelier").glob("windows-stopped-at-*.safetensors")
+        load = {
+            "file": node("CheckpointLoaderSimple", ckpt_name=TINY_BASE.name),
+            "lora": node(
+                "LoraLoader",
+                model=["file", 0],
+                clip=["file", 1],
+                lora_name=f"atelier/{stopped.name}",
+                strength_model=1.0,
+                strength_clip=1.0,
+            ),
+            "drawn": sample(["lora", 0], ["lora", 1], ["file", 2], steps=1),
+            "shown": node("PreviewImage", images=["drawn", 0]),
+        }
+        assert comfy.queue(load).ok
+        result = comfy.queue({**prompt, **load})
+        assert result.ok and "lora" in result.cached, result.error
+        assert stopped.is_file() and stopped.with_name("windows.safetensors").is_file()
+        assert any(f"{stopped.name} of an earlier stop is open elsewhere" in text for _, text in result.texts)
+    finally:
+        turn(False)
 
 
 def test_a_bad_file_name_is_refused_before_anything_runs(comfy: ComfyClient, pictures: Path) -> None:

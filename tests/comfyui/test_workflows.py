@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lora_runs import metadata_in
 from prompts import DYNAMIC_COMBO, NOTES, is_widget, take_widgets, to_prompt
-from toy_workflows import on_toy_models
+from toy_workflows import on_toy_models, shorten
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import FLOW, QUICKSTART, ROOT, START, TINY_BASE, TOUR
@@ -59,13 +59,6 @@ def allowed(spec: list, value: object) -> bool:
         number = isinstance(value, int if kind == "INT" else (int, float)) and not isinstance(value, bool)
         return number and options.get("min", value) <= value <= options.get("max", value)
     return isinstance(value, {"STRING": str, "BOOLEAN": bool}[kind])
-
-
-def shorten(prompt: dict, **inputs: dict) -> None:
-    """Give the nodes of a prompt other inputs, by their class, where they have them."""
-    for node in prompt.values():
-        wanted = inputs.get(node["class_type"], {})
-        node["inputs"] |= {name: value for name, value in wanted.items() if name in node["inputs"]}
 
 
 def canvases(workflow: dict) -> Iterator[tuple[dict, list]]:

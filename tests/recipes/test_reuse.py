@@ -14,7 +14,9 @@ from PIL import Image
 from prepared import NeverLoaded, Ready
 from safetensors.torch import load_file, save_file
 from tiny_runs import change, run, run_with_notes, tiny_config
+from windows_rules import on_linux, rules
 
+from lora_atelier.trainer_core.common import windows
 from lora_atelier.trainer_core.config import (
     BeneathConfig,
     CaptionConfig,
@@ -110,6 +112,27 @@ def test_a_finished_run_is_taken_at_once_and_its_file_copied_only_where_it_is_no
     assert equal(load_file(first.path), first.tensors)
     dated = run(change(config, saves={"file_name": "{name} {date} e{epoch} s{step}"}), tmp_path, own)
     assert re.fullmatch(r"lora \d{4}-\d\d-\d\d e0000 s000002\.safetensors", dated.path.name)
+
+
+@on_linux
+def test_loras_that_a_node_has_mapped_stay_and_the_run_ends_all_the_same(config, tmp_path, cache, monkeypatch):
+    """As Windows keeps them: the LoRA of a stop, and the one that `overwrite` would replace."""
+    monkeypatch.setattr(windows, "PATIENCE", 0.0)
+    over = change(config, saves={"overwrite": True})
+    with rules():
+        stopped = run(over, tmp_path, cache, **stop_at(1))
+        mapped = {stopped.path: load_file(stopped.path)}
+        first, notes = run_with_notes(over, tmp_path, cache)
+        assert first.finished and first.path.name == "lora.safetensors"
+        assert any(f"{stopped.path.name} of an earlier stop is open elsewhere" in note for note in notes)
+        mapped[first.path] = load_file(first.path)
+        anew = change(over, existing={"on_existing": "train again"})
+        again, notes = run_with_notes(anew, tmp_path, cache)
+        assert again.path.name == "lora-2.safetensors" and equal(again.tensors, first.tensors)
+        assert any("The earlier LoRA of this name stays, and the new one gets a number." in note for note in notes)
+        assert all(equal(load_file(path), tensors) for path, tensors in mapped.items())
+        mapped.clear()
+        assert run(anew, tmp_path, cache).path == first.path  # it has been let go
 
 
 def test_what_makes_a_run_another_one_and_what_does_not(config, checkpoint, pictures, tmp_path):
