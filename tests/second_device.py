@@ -26,6 +26,7 @@ from torchgen.model import DispatchKey
 
 from lora_atelier.trainer_core.common import devices, rng
 from lora_atelier.trainer_core.memory import stream as stream_module
+from lora_atelier.trainer_core.memory import written
 from lora_atelier.trainer_core.networks.layers import dropout
 from lora_atelier.trainer_core.optim import rounding
 
@@ -100,6 +101,9 @@ class There(torch.Tensor):
         torch.Tensor.data.__set__(self, value)
         self.inner = value.inner
 
+    def data_ptr(self):
+        return self.inner.data_ptr()
+
     def tolist(self):
         return self.inner.tolist()
 
@@ -162,7 +166,7 @@ def tensors_of(values):
 def in_ram(value):
     """Replace tensors of the device by those in RAM, also in lists."""
     if isinstance(value, There):
-        return value.inner
+        return in_ram(value.inner)
     return [in_ram(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -334,18 +338,26 @@ def card(device_is):
     return device_is("card")
 
 
+def _moved(make):
+    """Make a tensor in RAM and copy it."""
+
+    def made(*args, device=None, **kwargs):
+        found = make(*args, device="cpu" if on_card(device) else device, **kwargs)
+        return found.to(NAME) if on_card(device) else found
+
+    return made
+
+
 def _bring_about(monkeypatch):
     """Let torch find the device, and help where its Python backends fall short of one."""
-    in_ram = torch.tensor
-
-    def tensor(*args, device=None, **kwargs):  # torch's own goes past its Python backends
-        made = in_ram(*args, device="cpu" if on_card(device) else device, **kwargs)
-        return made.to(NAME) if on_card(device) else made
+    for name in ("tensor", "arange"):  # torch's own go past its Python backends
+        monkeypatch.setattr(torch, name, _moved(getattr(torch, name)))
 
     def generator(*args, device):  # a Python backend has none; what it draws is brought to the device
         return rng.generator(*args)
 
-    monkeypatch.setattr(torch, "tensor", tensor)
+    monkeypatch.setattr(written, "PLAIN", (torch.Tensor, There))
+    monkeypatch.setattr(written, "_storage", lambda tensor: in_ram(tensor).untyped_storage()._cdata)
     monkeypatch.setattr(dropout, "generator", generator)
     monkeypatch.setattr(rounding, "generator", generator)
     monkeypatch.setattr(stream_module, "_pinned", lambda tensor: tensor)  # there is no driver to pin memory for

@@ -2,14 +2,11 @@
 
 LINKS = "Wine says that it made a link, and makes none"
 PARENT = "the process that starts Python is none of Windows, so that its number is 0"
-ATTENTION = "torch's fused attention of the CPU ends there with an instruction that Wine calls illegal"
-ESTIMATE = "unit/preflight/test_estimate.py::test_the_exchanged_attention_keeps"
 LEFT_OUT = {
     "unit/common/test_access.py::test_a_link_counts_as_the_place_that_it_leads_to": LINKS,
     "unit/common/test_access.py::test_a_folder_behind_a_link_has_both_names": LINKS,
     "unit/common/test_leftovers.py::test_a_later_process_of_the_same_number_does_not_keep_a_file": PARENT,
     "unit/common/test_leftovers.py::test_files_of_a_process_that_ended_go_and_those_of_one_that_runs_stay": PARENT,
-    f"{ESTIMATE}_what_the_fused_kernel_of_the_cpu_keeps": ATTENTION,
     "unit/runs/test_catalogue.py::test_clean_leaves_what_is_at_work_what_may_be_needed_and_what_lies_elsewhere": LINKS,
     "unit/runs/test_export.py::test_a_run_that_is_a_link_is_listed_and_not_read": LINKS,
     "unit/runs/test_export.py::test_no_file_of_a_save_and_no_save_may_be_a_link": LINKS,

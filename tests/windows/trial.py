@@ -61,7 +61,12 @@ class Trial:
         self.pack = self.place / "ComfyUI" / "custom_nodes" / PACK
         self.env = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "ATELIER_"))}
         self.env |= {"WINEPREFIX": str(folder / "prefix"), "WINEARCH": "win64", "WINEDEBUG": "-all", "DISPLAY": ""}
-        self.env |= {"KMP_AFFINITY": "disabled", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        # Linux gives a program of Wine's no matrices of registers (AMX), which oneDNN finds in the processor.
+        self.env |= {
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+            "KMP_AFFINITY": "disabled",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
 
     def start(self, *command: str, place: Path | None = None) -> subprocess.Popen[str]:
         """Start Windows' Python, or a program of Wine's; its output is a pipe: as a file Python would not find it."""

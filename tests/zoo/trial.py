@@ -34,19 +34,22 @@ class Trial:
         dtype: torch.dtype = torch.float32,
         tokens: Sequence[int] = (0, 0),
         built: Any = None,  # model and patcher, by default new ones in dtype
+        device: torch.device | str = "cpu",
         **config: Any,
     ) -> None:
         self.model, self.patcher = built or build(name, dtype=dtype)
-        self.dtype = dtype
+        self.dtype, self.device = dtype, device
+        self.model.to(device)
+        self.patcher.load_device = torch.device(device)
         sampling, count = self.model.model_sampling, len(tokens)
-        clean, self.noise = (latents(name, count, seed).to(dtype) for seed in (5, 6))
+        clean, self.noise = (latents(name, count, seed).to(device, dtype) for seed in (5, 6))
         last = len(sampling.sigmas) - 1
         self.sigmas = torch.stack([sampling.sigmas[int(level * last)] for level in LEVELS[:count]]).to(dtype)
         shape = (-1, *(1,) * (clean.ndim - 1))
         self.noised = sampling.noise_scaling(self.sigmas.view(shape), self.noise.clone(), clean)
         self.samples = [self._conditions(name, 10 + i, number) for i, number in enumerate(tokens)]
         self.groups = [[0, 1]] if len(set(tokens)) < count else [[i] for i in range(count)]
-        self.network = network(self.model, **config).to(dtype)
+        self.network = network(self.model, **config).to(device, dtype)
         self.units = units(self.model.diffusion_model)
         self.output: Any = None
         self.model.diffusion_model.register_forward_hook(self._keep)
@@ -54,18 +57,20 @@ class Trial:
     def _conditions(self, name: str, seed: int, tokens: int) -> dict[str, Any]:
         """Build the conditions of one sample, as ComfyUI's sampler does."""
         found = comfy.sampler_helpers.convert_cond(conditioning(name, seed, tokens))
-        first = latents(name)
+        first = latents(name).to(self.device)
         # Pictures for models that start from one; their own would give the answer away.
         for cond in found:
             cond |= {key: self._cast(value) for key, value in cond.items()}
             cond |= {"latent_image": torch.zeros_like(first)}
         found = comfy.samplers.encode_model_conds(
-            self.model.extra_conds, found, first, "cpu", "positive", latent_shapes=[first.shape]
+            self.model.extra_conds, found, first, first.device, "positive", latent_shapes=[first.shape]
         )
         return {key: cond.process_cond(batch_size=1, area=None) for key, cond in found[0]["model_conds"].items()}
 
     def _cast(self, value: Any) -> Any:
-        return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(self.device, self.dtype if value.is_floating_point() else None)
 
     def _keep(self, _: nn.Module, __: Any, output: Any) -> None:
         self.output = output  # before ComfyUI rounds it to float32
@@ -74,8 +79,9 @@ class Trial:
         """Compute what the network says about each sample, in its own dtype."""
         options = gradients.options(self.patcher) if options is None else options
         parts = []
-        for numbers in self.groups:
-            joint = comfy.samplers.cond_cat([self.samples[number] for number in numbers])
+        for group in self.groups:
+            numbers = torch.tensor(group)
+            joint = comfy.samplers.cond_cat([self.samples[number] for number in group])
             given = {**options, "cond_or_uncond": [0], "uuids": [0], "sigmas": self.sigmas[numbers]}
             self.model.apply_model(self.noised[numbers], self.sigmas[numbers], **joint, transformer_options=given)
             parts.append(self.output if isinstance(self.output, Tensor) else self.output[0])

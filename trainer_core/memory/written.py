@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+PLAIN: tuple[type[Tensor], ...] = (Tensor,)  # parameters are not written into; others have no storage of their own
+
 
 class _Saved:
     """A tensor that the backward pass needs, or its copy from before a write."""
@@ -53,7 +55,7 @@ class _CopyBeforeWrite(TorchDispatchMode):
 
     def pack(self, tensor: Tensor) -> _Saved | Tensor:
         """Note a tensor that autograd saves."""
-        if type(tensor) is not Tensor:  # parameters are not written into; others have no storage of their own
+        if type(tensor) not in PLAIN:
             return tensor
         saved = _Saved(tensor)
         self.saved.setdefault(_storage(tensor), weakref.WeakSet()).add(saved)
@@ -68,7 +70,7 @@ class _CopyBeforeWrite(TorchDispatchMode):
         for index, name in _written(operator):
             written = args[index] if index < len(args) else kwargs.get(name)
             for tensor in written if isinstance(written, (list, tuple)) else (written,):
-                if type(tensor) is Tensor:
+                if type(tensor) in PLAIN:
                     for saved in self.saved.pop(_storage(tensor), ()):
                         saved.tensor = saved.tensor.clone()
                         self.copied = True

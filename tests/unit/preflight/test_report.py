@@ -1,5 +1,6 @@
 """The report says what would otherwise be found out too late."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_nothing_captioned_is_remarked_on_with_the_input_to_change(text: str, pr
     ("name", "shown"),
     [
         ("cat|dog", r"cat\|dog"),
-        (r"cat\|dog", r"cat\\\|dog"),
+        *([(r"cat\|dog", r"cat\\\|dog")] if os.sep == "/" else []),  # else a folder in another one
         ("cat\ndog", r"cat\\ndog"),
         ("cat\r\u2028dog", r"cat\\r\\u2028dog"),
         ("cat`dog", r"cat\`dog"),
