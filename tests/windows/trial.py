@@ -2,8 +2,8 @@
 
 python tests/windows/trial.py COMFYUI FOLDER [script | cli | server | unit ...] [arguments for pytest]
 
-All is made in FOLDER, and kept for the next time (3 GB). What it cannot show: that a mapped file cannot be deleted, how
-long a path may be, virus scanners, CUDA. tests/windows_rules.py pretends the first two.
+All is made in FOLDER, and kept for the next time (3 GB). What it cannot show: how long a path may be, virus scanners,
+CUDA. tests/windows_rules.py pretends the first, and on Linux what is refused of open and mapped files.
 """
 
 import argparse

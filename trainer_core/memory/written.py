@@ -70,7 +70,7 @@ class _CopyBeforeWrite(TorchDispatchMode):
         for index, name in _written(operator):
             written = args[index] if index < len(args) else kwargs.get(name)
             for tensor in written if isinstance(written, (list, tuple)) else (written,):
-                if type(tensor) in PLAIN:
+                if isinstance(tensor, Tensor) and type(tensor) in PLAIN:
                     for saved in self.saved.pop(_storage(tensor), ()):
                         saved.tensor = saved.tensor.clone()
                         self.copied = True
