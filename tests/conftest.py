@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("thorough"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-    if config.getoption("windows_rules"):
+    if config.getoption("windows_rules") or os.name == "nt":
         left = [item for item in items if any(item.nodeid.startswith(name) for name in LEFT_OUT)]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]

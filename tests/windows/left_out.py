@@ -1,19 +1,13 @@
-"""The one list of what the trial leaves out of the unit tests, as Wine or Windows lacks it; each with the reason."""
+"""The one list of what the trial leaves out of the unit tests, as Wine lacks what they need; each with the reason."""
 
 LINKS = "Wine says that it made a link, and makes none"
 PARENT = "the process that starts Python is none of Windows, so that its number is 0"
-MAPPED = "Windows keeps a shard that is mapped, and the test holds it"
-CACHE = "unit/data/test_cache.py::test"
 LEFT_OUT = {
     "unit/common/test_access.py::test_a_link_counts_as_the_place_that_it_leads_to": LINKS,
     "unit/common/test_access.py::test_a_folder_behind_a_link_has_both_names": LINKS,
     "unit/common/test_leftovers.py::test_a_later_process_of_the_same_number_does_not_keep_a_file": PARENT,
     "unit/common/test_leftovers.py::test_files_of_a_process_that_ended_go_and_those_of_one_that_runs_stay": PARENT,
     "unit/data/scan/test_scan.py::test_links_in_circles_end": LINKS,
-    f"{CACHE}_a_wrong_entry_drops_its_shard_and_what_was_read_before_stays": MAPPED,
-    f"{CACHE}_a_flipped_bit_anywhere_gives_no_wrong_tensor_and_is_noticed": MAPPED,
-    f"{CACHE}_a_shard_that_another_pruned_is_a_miss_unless_it_was_read": MAPPED,
-    f"{CACHE}_pruning_deletes_the_oldest_as_far_as_needed_and_nothing_in_use": MAPPED,
     "unit/runs/test_catalogue.py::test_clean_leaves_what_is_at_work_what_may_be_needed_and_what_lies_elsewhere": LINKS,
     "unit/runs/test_export.py::test_a_run_that_is_a_link_is_listed_and_not_read": LINKS,
     "unit/runs/test_export.py::test_no_file_of_a_save_and_no_save_may_be_a_link": LINKS,
