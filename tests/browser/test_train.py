@@ -102,7 +102,7 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
     assert "mossling" in page.locator(".atelier-notes").text_content()
 
     # The large view: arrow keys go from prompt to prompt.
-    page.locator(".atelier-samples button").first.click()
+    page.locator(".atelier-samples button:last-child").first.click()  # the LoRA of the oldest one may go meanwhile
     large = page.locator(".atelier-large")
     large.get_by_text("red background").wait_for()
     large.get_by_role("button", name="Use this LoRA", exact=True).wait_for()  # of a step that only drew samples

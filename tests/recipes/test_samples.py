@@ -186,8 +186,14 @@ def test_each_sampled_step_keeps_the_lora_that_drew_it(config, tmp_path, cache):
     """Beside one save of the whole run; the run resumes from that save, and never from what holds a LoRA alone."""
     saves = {"save_every": 2, "keep_last": 1, "sample_every": 1}
     config = change(config, train={"steps": 5}, saves=saves, existing={"on_existing": "resume"})
+    there = []
+
+    def samples(step, paths):  # a page shows them now, and looks once for what there is
+        there.append((step, find_runs(tmp_path / "runs")[0].loras()[0].step))
+
     with pytest.raises(Cut):
-        run(config, tmp_path, cache, step=cut_at(4))
+        run(config, tmp_path, cache, step=cut_at(4), samples=samples)
+    assert there == [(1, 1), (2, 2), (3, 3)]
     (found,) = find_runs(tmp_path / "runs")
     assert [save.step for save in found.checkpoints()] == [4] and found.result() is None
     assert [each.step for each in found.sampled()] == [3, 2, 1]

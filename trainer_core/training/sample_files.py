@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -30,10 +30,10 @@ RUN_OF_PREVIEW = "atelier_run"  # the key of its run
 PARAMETERS, TOLD = "parameters", "atelier_sample"  # what a sample was drawn with
 
 
-def draw_samples(run: Run) -> list[Path]:
+def draw_samples(run: Run, keep: Callable[[Run], None] = lambda _: None) -> list[Path]:
     """Draw the samples with the current weights into PNG files; report a failure once.
 
-    The plain or best weights come first, then those of an average.
+    The plain or best weights come first, then those of an average. keep: called before anybody is told of them.
     """
     if not run.config.sample.prompts:
         return []
@@ -46,6 +46,7 @@ def draw_samples(run: Run) -> list[Path]:
     except (RuntimeError, ValueError, ArithmeticError) as error:
         run.note_once("samples", f"Samples could not be drawn after step {run.at}: {reason(error)}")
         return []
+    keep(run)
     run.record("sampled", step=run.at, files=[path.name for path in paths])
     run.callbacks.samples(run.at, paths)
     return paths

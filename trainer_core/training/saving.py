@@ -44,8 +44,7 @@ class Saving:
         if (due and run.at < run.plan.steps) or "save" in asked:  # the end is saved anyway
             self._save(asked="save" in asked)
         if "sample" in asked or (run.at < run.plan.steps and self._sample_is_due()):
-            if draw_samples(run):
-                _keep_lora(run)
+            draw_samples(run, _keep_lora)  # a page that shows a picture offers its LoRA
             self._sampled = self._clock()
 
     def before_first_step(self) -> None:
