@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ..trainer_core.common.side_by_side import cancelled_at_once
 from ..trainer_core.common.wording import count
 from ..trainer_core.lora_files.lora import read_lora
 from ..trainer_core.lora_files.read import LoraFile
-from .comfyui import folders
+from .comfyui import folders, tools
 from .node import Node
 from .sockets import CATEGORY, io, titled, ui
 
@@ -47,7 +48,9 @@ class AtelierLoadLoraFile(Node):
     @classmethod
     def execute(cls, lora_name: str) -> io.NodeOutput:
         """Read and check the file."""
-        lora, file = read_lora(folders.lora_path(lora_name, WHERE))
+        path = folders.lora_path(lora_name, WHERE)
+        with tools.cancel_heard():
+            lora, file = cancelled_at_once(read_lora)(path)
         return io.NodeOutput(lora, file.name.rpartition(".")[0], ui=ui.PreviewText(describe(file)))
 
 

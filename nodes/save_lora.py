@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from ..trainer_core.common.cancel import look
 from ..trainer_core.common.disk_errors import describe_disk_error
 from ..trainer_core.common.files import unused_path
+from ..trainer_core.common.side_by_side import cancelled_at_once
 from ..trainer_core.config import plain_name
 from ..trainer_core.config.saves import plain_folder
 from ..trainer_core.lora_files.lora import layers_of, metadata_of
@@ -108,9 +110,11 @@ class AtelierSaveLoraFile(Node):
                 models.check_loads(file)
             else:
                 models.check_lora(file, model, clip)
+            look()  # a file that nobody waits for any more gets no name
 
         try:
-            save_lora(path, tensors, metadata, "" if dtype == AS_IT_IS else dtype, check)
+            with tools.cancel_heard():
+                cancelled_at_once(save_lora)(path, tensors, metadata, "" if dtype == AS_IT_IS else dtype, check)
             if thumbnail is not None:
                 from ..trainer_core.training.sample_files import save_picture  # here, so that ComfyUI starts fast
 

@@ -25,10 +25,17 @@ def owned(lora: Mapping[str, Tensor]) -> Lora:
 def tool_at_work(node: str) -> Iterator[Callable[[float], None]]:
     """Let a tool compute for the length of a `with` block: Cancel acts, and the share it is given shows on the node."""
     bar = comfy.utils.ProgressBar(1000, node_id=node)
+    with cancel_heard():
+        yield lambda share: bar.update_absolute(round(1000 * share), 1000)
+        bar.update_absolute(1000, 1000)
+
+
+@contextmanager
+def cancel_heard() -> Iterator[None]:
+    """Let Cancel act on what a tool does in a `with` block, out of ComfyUI's inference mode."""
     with (
         torch.inference_mode(False),
         torch.no_grad(),
         cancellable(comfy.model_management.throw_exception_if_processing_interrupted),
     ):
-        yield lambda share: bar.update_absolute(round(1000 * share), 1000)
-        bar.update_absolute(1000, 1000)
+        yield

@@ -33,12 +33,29 @@ def cancellable(check: Callable[[], None] | None) -> Iterator[None]:
         _scope.reset(token)
 
 
+@contextmanager
+def droppable() -> Iterator[None]:
+    """Let threads with a copy of the context end at their next `look`, once an error leaves the `with` block."""
+    around = _scope.get()
+    token = _scope.set(scope := _Scope(lambda: _look(around)))
+    try:
+        yield
+    except BaseException:
+        scope.cancelled = True
+        raise
+    finally:
+        _scope.reset(token)
+
+
 def look() -> None:
     """Raise what `check` of the innermost `cancellable` raises; called ten times a second or more.
 
     A check may raise only once. Threads with a copy of the context raise NoLongerWanted after it.
     """
-    scope = _scope.get()
+    _look(_scope.get())
+
+
+def _look(scope: _Scope | None) -> None:
     if scope is None:
         return
     if threading.get_ident() != scope.thread:

@@ -1,40 +1,97 @@
-"""Do work for many items at once: one on each processor, each with one thread of torch."""
+"""Do work in other threads: for many items at once, or for one that a Cancel is to leave at once."""
 
 from __future__ import annotations
 
+import functools
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
 from contextvars import copy_context
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from .cancel import look
+from .cancel import droppable, look
 
 MOST = 8  # at once, as each holds memory
+SOON = 0.05  # seconds between two looks for a Cancel
+GRACE = 0.5  # seconds that threads get after one, to end by themselves
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
 
 
 def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield the results of all items in their order; a Cancel ends what is at work.
+    """Yield the results of all items in their order: one on each processor, each with one thread of torch.
 
     For work of many small steps, where threads within a step wait for each other longer than they compute.
     """
     threads = torch.get_num_threads()
+    try:
+        yield from _in_threads(work, list(items), min(threads, MOST), 1)
+    finally:
+        torch.set_num_threads(threads)  # of threads to come
+
+
+def cancelled_at_once(work: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Let a function work in a thread of its own, so that a Cancel is heard at once.
+
+    One call of torch may take minutes, as a decomposition does, and nothing ends it: what it still computes is dropped.
+    """
+
+    @functools.wraps(work)
+    def heard(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        return next(_in_threads(lambda _: work(*args, **kwargs), [None], 1, torch.get_num_threads()))
+
+    return heard
+
+
+def _in_threads(work: Callable[[Item], Result], items: list[Item], most: int, threads: int) -> Iterator[Result]:
+    """Yield the results of all items in their order, of `most` threads, each with some threads of torch.
+
+    After a Cancel or an error they end at their next `look`; nobody waits for longer than a moment.
+    """
+    futures: list[Future[Result]] = [Future() for _ in items]
+    left, taking = iter(zip(items, futures, strict=True)), threading.Lock()
 
     @torch.no_grad()  # which other threads are not in
-    def alone(item: Item) -> Result:
-        return work(item)
-
-    pool = ThreadPoolExecutor(min(threads, MOST), initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        futures = [pool.submit(copy_context().run, alone, item) for item in items]
-        for future in futures:
-            while not wait([future], timeout=0.05).done:
+    def work_on() -> None:
+        torch.set_num_threads(threads)
+        while True:
+            with taking:
+                item, future = next(left, (None, None))
+            if future is None:
+                return
+            with _Outcome(future):
                 look()
-            look()
-            yield future.result()
+                future.set_result(work(item))  # type: ignore[arg-type]
+
+    at_work: list[threading.Thread] = []
+    try:
+        with droppable():
+            for _ in items[:most]:  # daemons: no program waits for them at its end
+                at_work.append(threading.Thread(target=copy_context().run, args=(work_on,), daemon=True))
+                at_work[-1].start()
+            for future in futures:
+                while not wait([future], timeout=SOON).done:
+                    look()
+                look()
+                yield future.result()
     finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # of threads to come
+        end = time.monotonic() + GRACE
+        for thread in at_work:
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+class _Outcome(AbstractContextManager[None]):
+    """Hand an error on to whoever waits for a result."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if error is not None:
+            self._future.set_exception(error)
+        return True

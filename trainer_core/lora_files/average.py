@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..common.cancel import look
+from ..common.side_by_side import cancelled_at_once
 from ..common.wording import count
 from ..config import setting
 from .formats import FileLayer
@@ -80,6 +81,7 @@ def _shape(lora: LoraFile) -> dict[str, tuple]:
     }
 
 
+@cancelled_at_once
 def averaged_lora(saves: Sequence[tuple[int, Path]], width: float) -> tuple[Lora, str]:
     """Average saves as `average_saves` does; return the LoRA with its metadata, and a line for each save's share."""
     averaged, shares = average_saves(saves, width)

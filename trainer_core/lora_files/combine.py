@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..common.cancel import look
 from ..common.rng import generator
+from ..common.side_by_side import cancelled_at_once
 from ..common.wording import count
 from ..config import node, setting
 from ..networks.layers.form import LowRank
@@ -17,6 +18,7 @@ from ..networks.layers.svd import largest_singular
 from .formats import BIAS, PLAIN, FileLayer, delta_weight, layer_kind
 from .match import flat_name
 from .read import LoraFile, list_some
+from .room import MERGED, numbers_of, room_for
 from .singular import Singular, low_rank, of_factors
 
 Method = Literal["sum", "svd", "ties", "dare", "dare_ties", "orthogonal"]
@@ -51,6 +53,7 @@ class _Delta(NamedTuple):
         return self.down if self.up is None else self.up @ self.down
 
 
+@cancelled_at_once
 def merge_loras(
     summands: Sequence[Summand],
     method: Method = "sum",
@@ -80,9 +83,10 @@ def merge_loras(
     layers, kept, whole = [], 0.0, 0.0
     for name, found in layers_by_name.items():
         look()
-        layer, own, all_of_it = _merge_layer(
-            [(each, strength) for each, strength, _ in found], method, rank, density, f"{seed}/{name}"
-        )
+        with room_for(name, _bytes_for([layer for layer, *_ in found], method)):
+            layer, own, all_of_it = _merge_layer(
+                [(each, strength) for each, strength, _ in found], method, rank, density, f"{seed}/{name}"
+            )
         kept, whole = kept + own**2, whole + all_of_it**2
         layers += [layer] if layer else []
     if not layers:
@@ -118,6 +122,12 @@ def _layers_by_name(
             "Choose LoRAs for the same model."
         )
     return layers_by_name
+
+
+def _bytes_for(layers: Sequence[FileLayer], method: Method) -> int:
+    """Bound the memory that merging a layer takes, by the changes that are made whole."""
+    whole = method not in ("sum", "svd", "orthogonal") or not all(layer.form.exact_rank for layer in layers)
+    return sum(MERGED * (numbers_of(layer) or 0) for layer in layers) if whole else 0
 
 
 def _sides(layer: FileLayer) -> tuple[int, int]:
@@ -208,10 +218,9 @@ def _side_by_side(deltas: Sequence[_Delta], kernel: tuple[int, ...], source: str
 
 def _without_overlap(deltas: Sequence[_Delta]) -> list[_Delta]:
     """Take out of each change what lies in the rows or columns that earlier ones use."""
-    left, right = (
-        deltas[0].whole().new_zeros(len(deltas[0].whole()), 0),
-        deltas[0].down.new_zeros(deltas[0].down.shape[1], 0),
-    )
+    up, down = deltas[0].up, deltas[0].down
+    left = down.new_zeros(len(down if up is None else up), 0)
+    right = down.new_zeros(down.shape[1], 0)
     found = []
     for delta in deltas:
         if delta.up is None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..common.cancel import look
+from ..common.side_by_side import cancelled_at_once
 from ..common.wording import count
 from ..config import node, setting
 from ..models.base import Slice
@@ -46,6 +47,7 @@ class Converted:
         return "\n".join(lines)
 
 
+@cancelled_at_once
 def convert(
     lora: LoraFile,
     names: Names,

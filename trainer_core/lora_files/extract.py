@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..common.cancel import look
 from ..common.rng import generator
+from ..common.side_by_side import cancelled_at_once
 from ..common.wording import count
 from ..config import node
 from ..networks.layers.svd import EXACT_SIZE, largest_singular
@@ -42,6 +43,7 @@ class Extracted:
         )
 
 
+@cancelled_at_once
 def extract(
     tuned: Mapping[str, ReadTensor],
     base: Mapping[str, ReadTensor],

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..common.cancel import look
+from ..common.side_by_side import cancelled_at_once
 from ..common.wording import count
 from .blocks import block_of, blocks_of
 from .lora import HISTORY
@@ -73,6 +74,7 @@ class Inspected:
     words: tuple[str, ...]  # whose embeddings it holds
 
 
+@cancelled_at_once
 def inspect_lora(
     lora: LoraFile, weight: ReadWeight | None = None, progress: Callable[[float], None] | None = None
 ) -> Inspected:

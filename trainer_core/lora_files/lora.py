@@ -7,17 +7,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
 from ..common.json_files import parse_json
-from .formats import ENDINGS, FileLayer, delta_weight
+from .formats import ENDINGS, FileLayer
 from .read import BUNDLED, LoraFile, load_lora, parse_lora
+from .room import check_layers
 
 HISTORY = "atelier.history"  # metadata: a JSON list of what was done to the LoRA since it was trained, oldest first
-MOST_NUMBERS = 2**29  # of a layer's change; the largest layers of models have half of that
-COPIES = 4  # of a layer's change that a tool holds at once, in float32
 HASHES = ("sshs_model_hash", "sshs_legacy_hash", "modelspec.hash_sha256")  # of the file as it was before
 
 
@@ -41,7 +39,7 @@ def layers_of(lora: Mapping[str, Tensor], name: str) -> LoraFile:
     Raises ValueError for what is no LoRA, what `check_layers` refuses, and values that are not finite.
     """
     found = parse_lora(lora, name, metadata_of(lora))
-    check_layers(found)
+    check_layers(found.layers.values(), name)
     for layer in found.layers.values():
         for part, tensor in layer.tensors.items():
             if not (tensor.half() if tensor.element_size() == 1 else tensor).isfinite().all():
@@ -51,39 +49,10 @@ def layers_of(lora: Mapping[str, Tensor], name: str) -> LoraFile:
     return found
 
 
-def check_layers(lora: LoraFile) -> None:
-    """Raise ValueError for a layer whose tensors do not belong together, or whose change no memory here holds.
-
-    Small factors of a stranger's file may have an endless product.
-    """
-    free = psutil.virtual_memory().available
-    for layer in lora.layers.values():
-        numbers = _numbers(layer)
-        if numbers is None or numbers > MOST_NUMBERS:
-            raise ValueError(f"{layer.source} in {lora.name} has impossible shapes; get the LoRA again.")
-        if (needed := COPIES * 4 * numbers) > free:
-            raise ValueError(
-                f"{layer.source} in {lora.name} takes {needed / 1e9:.1f} GB of RAM, and {free / 1e9:.1f} GB are free; "
-                "close other programs, or use another LoRA."
-            )
-
-
-def _numbers(layer: FileLayer) -> int | None:
-    """Count the numbers of a layer's change; None for shapes that do not belong together."""
-    if layer.form.of_weight or layer.of_bias_alone:
-        return 0
-    empty = {part: torch.empty(tensor.shape, device="meta") for part, tensor in layer.tensors.items()}
-    try:
-        change = delta_weight(FileLayer(source=layer.source, kind=layer.kind, tensors=empty, alpha=0.0))
-    except (RuntimeError, IndexError, ValueError):  # torch and unpacking raise these for shapes that do not match
-        return None
-    return change.numel()
-
-
 def read_lora(path: Path) -> tuple[Lora, LoraFile]:
     """Read a LoRA file of any format: as a LORA output carries it, with every alpha as a tensor; and its layers."""
     file = load_lora(path)
-    check_layers(file)
+    check_layers(file.layers.values(), file.name)
     return Lora(tensors_of(file.layers.values()), file.metadata), file
 
 

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..common.cancel import look
 from ..common.json_files import parse_json, read_json
 from ..common.wording import count
-from ..models.files.safetensors_file import FileHeader, opened, read_header, read_whole
+from ..models.files.safetensors_file import BLOCK, FileHeader, opened, read_header, read_whole
 from .formats import DORA, KINDS, FileLayer, group_tensors, layer_kind
 
 BUNDLED = "bundle_emb."  # OneTrainer's embeddings in LoRA files: bundle_emb.<word>.<text encoder>
@@ -67,7 +68,9 @@ def load_lora(path: Path) -> LoraFile:
 def _hash(*pieces: Any) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
-        digest.update(piece)
+        for start in range(0, len(piece), BLOCK):
+            look()
+            digest.update(piece[start : start + BLOCK])
     return digest.hexdigest()
 
 

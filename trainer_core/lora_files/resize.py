@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..common.cancel import look
-from ..common.side_by_side import side_by_side
+from ..common.side_by_side import cancelled_at_once, side_by_side
 from ..common.wording import count
 from ..config import node, setting
 from .formats import BIAS, MAGNITUDE, PLAIN, FileLayer
@@ -78,6 +78,7 @@ def _untold(_: float) -> None:
     """Tell nobody."""
 
 
+@cancelled_at_once
 def resize(lora: LoraFile, rule: RankRule, weight: ReadWeight | None = None, progress: Progress = _untold) -> Resized:
     """Lower the rank of every layer by a rule; ranks are those of sd-scripts' networks/resize_lora.py.
 
@@ -98,6 +99,7 @@ def resize(lora: LoraFile, rule: RankRule, weight: ReadWeight | None = None, pro
     return Resized(layers=layers, ranks=_any(ranks, lora))
 
 
+@cancelled_at_once
 def resize_by_recipes(
     lora: LoraFile,
     recipes: Sequence[Recipe],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..networks.layers.form import Kronecker
-from .formats import PLAIN, FileLayer, delta_weight, merged_weight
+from .formats import BIAS, PLAIN, FileLayer, delta_weight, fits, merged_weight
+from .room import DECOMPOSED, numbers_of, room_for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +38,18 @@ def decompose(layer: FileLayer, weight: Tensor | None = None) -> Singular:
                 f"{layer.source} is a layer of {layer.kind}, whose effect depends on the model; link the MODEL, "
                 "or in a shell name its file by --model."
             )
-        frozen = weight.float()
-        return of_delta((merged_weight(frozen, layer, 1.0) - frozen).double())
+        parts = {part: tensor for part, tensor in layer.tensors.items() if part != BIAS}
+        if not fits(replace(layer, tensors=parts), weight.shape, None):  # before anything of another size is made
+            raise ValueError(f"{layer.source} has another shape in the model; choose a LoRA for this model.")
+        with room_for(layer.source, DECOMPOSED * weight.numel()):
+            frozen = weight.float()
+            return of_delta((merged_weight(frozen, layer, 1.0) - frozen).double())
+    with room_for(layer.source, 0 if layer.form.exact_rank else DECOMPOSED * (numbers_of(layer) or 0)):
+        return _of_parts(layer)
+
+
+def _of_parts(layer: FileLayer) -> Singular:
+    """Decompose the delta of a layer that depends on no weight."""
     product = layer.form.product_of({part: tensor.double() for part, tensor in layer.tensors.items()}, layer.alpha)
     if product is None:
         return of_delta(delta_weight(layer).double())

@@ -1,7 +1,6 @@
 """LoRAs in memory keep their metadata; what is done to them is added; files in 8 bits; the report; commands."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import sdxl_sample
@@ -12,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from lora_atelier.trainer_core.commands import main as command
 from lora_atelier.trainer_core.commands import main as program
 from lora_atelier.trainer_core.lora_files import loader
-from lora_atelier.trainer_core.lora_files import lora as lora_module
 from lora_atelier.trainer_core.lora_files.cli import main as tools
 from lora_atelier.trainer_core.lora_files.formats import delta_weight
 from lora_atelier.trainer_core.lora_files.inspect import describe_lora, inspect_lora
@@ -234,20 +232,3 @@ def test_names_and_endings_come_back():
     file = layers_of(TENSORS, "x")
     again = tensors_of(file.layers.values())
     assert again.keys() == TENSORS.keys() and all(torch.equal(again[name], TENSORS[name]) for name in TENSORS)
-
-
-def test_small_factors_with_an_endless_product_are_refused():
-    for side in (300, 3000):
-        tensors = {f"a.lokr_{part}": torch.zeros(side, side) for part in ("w1", "w2")}
-        with pytest.raises(ValueError, match="a in x has impossible shapes"):
-            layers_of(tensors, "x")
-
-
-def test_a_change_that_the_memory_does_not_hold_is_refused(tmp_path, monkeypatch):
-    """In the graph and in the shell, before it is made."""
-    tensors = {f"a.lokr_{part}": torch.ones(100, 100) for part in ("w1", "w2")}
-    save_file(tensors, tmp_path / "x.safetensors")
-    monkeypatch.setattr(lora_module.psutil, "virtual_memory", lambda: SimpleNamespace(available=1e9))
-    for read in (lambda: layers_of(tensors, "x"), lambda: read_lora(tmp_path / "x.safetensors")):
-        with pytest.raises(ValueError, match=r"^a in x.* takes 1\.6 GB of RAM, and 1\.0 GB are free; close"):
-            read()
