@@ -20,7 +20,7 @@ SOON = 0.05  # seconds between two looks for a Cancel
 GRACE = 0.5  # seconds that threads get after one, to end by themselves
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 
 
 def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
@@ -35,14 +35,14 @@ def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> Itera
         torch.set_num_threads(threads)  # of threads to come
 
 
-def cancelled_at_once(work: Callable[Given, Result]) -> Callable[Given, Result]:
+def cancelled_at_once(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Let a function work in a thread of its own, so that a Cancel is heard at once.
 
     One call of torch may take minutes, as a decomposition does, and nothing ends it: what it still computes is dropped.
     """
 
     @functools.wraps(work)
-    def heard(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def heard(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         return next(_in_threads(lambda _: work(*args, **kwargs), [None], 1, torch.get_num_threads()))
 
     return heard

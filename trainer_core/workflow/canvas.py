@@ -98,7 +98,7 @@ def prompt_of(document: Any, known: Mapping[str, Form]) -> dict[str, dict[str, A
             raise ValueError(f"it holds the group node {group[9:]}, an old form; ungroup it in ComfyUI and save again")
         return {node.id: _entry(node, known) for node in nodes}
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"it is damaged: {type(error).__name__} {error}") from error
+        raise ValueError("it is damaged: a node or a link of it is not as the editor saves it") from error
     except RecursionError as error:
         raise ValueError("its links form a circle, or a chain too long to follow") from error
 

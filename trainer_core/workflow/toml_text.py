@@ -26,6 +26,8 @@ def read_toml(text: str) -> dict[str, Any]:
         raise ValueError(f"not TOML: {error}") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    except ValueError as error:  # what Python says of a number of thousands of digits
+        raise ValueError("a number of it is too long") from error
 
 
 def write_toml(values: Mapping[str, Any], comment: str = "") -> str:

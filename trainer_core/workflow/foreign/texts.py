@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...common.json_files import DEEPEST
 from .conditions import Blocks, apart
 
 MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 LARGEST = 2**20  # bytes of a file
 MOST_WORDS = 10_000  # of a command
-MOST_ALIASES = 20  # of a YAML
+MOST_ALIASES, MOST_EVENTS = 20, 20_000  # of a YAML, which takes a second for so many
 PROGRAM = re.compile(r"(?:^|[\\/])([\w.-]*(?:train|fine_tune)[\w.-]*\.py)$", re.IGNORECASE)
 SET = {  # how a shell sets a variable, or adds to it
     "sh": re.compile(
@@ -63,8 +64,14 @@ def read_yaml(text: str) -> Any:
     import yaml  # imported here: few need it, and transformers brings it
 
     try:
-        if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)) > MOST_ALIASES:
-            raise ValueError("it repeats itself by too many aliases; write its values out")
+        depth = aliases = 0
+        for number, event in enumerate(yaml.parse(text)):  # reads on only as far as it is asked
+            aliases += isinstance(event, yaml.AliasEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if aliases > MOST_ALIASES:
+                raise ValueError("it repeats itself by too many aliases; write its values out")
+            if depth > DEEPEST or number > MOST_EVENTS:
+                raise ValueError(f"it has more than {DEEPEST} levels, or {MOST_EVENTS} values; write it shorter")
         return yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
