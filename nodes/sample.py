@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from psutil import virtual_memory
 
 from ..trainer_core.config.prompt_lines import PromptLine, parse_prompts
 from .comfyui import sampling
@@ -272,8 +274,11 @@ class AtelierSample(Node):
         after = sampling.Models(model, clip, vae, tiled_vae)
         before = after._replace(model=before_model, clip=clip if before_clip is None else before_clip)
         usual, trained = sampling.SamplerPass(seed, steps, cfg, sampler_name, scheduler), sampling.trained_on(model)
+        lines = read_prompts(prompt) or (NO_PROMPT.replace(prompt=trained.prompt),)
+        sizes = [(line.width or width or trained.width, line.height or height or trained.height) for line in lines]
+        check_memory(sizes, batch_size * (1 if before_model is None else 2), hires.get("scale", 1.0))
         drawn = []
-        for line in read_prompts(prompt) or (NO_PROMPT.replace(prompt=trained.prompt),):
+        for line, size in zip(lines, sizes, strict=True):
             shown = sampling.Prompt(
                 line.prompt,
                 negative if line.negative is None else line.negative,
@@ -281,7 +286,7 @@ class AtelierSample(Node):
             )
             first = first_pass(line, usual)
             rest = (
-                (line.width or width or trained.width, line.height or height or trained.height),
+                size,
                 batch_size,
                 first,
                 hires_of(hires, first, upscale_model),
@@ -304,6 +309,19 @@ def read_prompts(text: str, setting: str = PROMPT) -> tuple[PromptLine, ...]:
                 "list of sampler_name."
             )
     return lines
+
+
+def check_memory(sizes: Sequence[tuple[int, int]], count: int, scale: float) -> None:
+    """Raise ValueError for more pictures than the free memory holds, before the first is drawn.
+
+    sizes: width and height for each prompt; count: pictures of a prompt; scale: of the second pass.
+    """
+    needed, free = sum(width * height for width, height in sizes) * count * scale**2 * 12, virtual_memory().available
+    if needed > free:
+        raise ValueError(
+            f"The pictures of Sample take {needed / 1e9:.1f} GB of RAM, and {free / 1e9:.1f} GB are free; set fewer "
+            "prompts, a smaller width and height, or batch_size lower."
+        )
 
 
 def first_pass(line: PromptLine, usual: sampling.SamplerPass) -> sampling.SamplerPass:

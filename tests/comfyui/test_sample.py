@@ -157,6 +157,7 @@ def test_what_is_left_open_is_what_was_trained(any_server: ComfyServer) -> None:
     ("inputs", "said"),
     [
         ({"prompt": "a --q 3"}, "--q in line 1 of prompt of Sample is none of --n, --w"),
+        ({"prompt": "a --w 8192 --h 8192\n" * 1000}, "The pictures of Sample take 805.3 GB of RAM, and "),
         ({"prompt": "a --ss nothing"}, "is nothing, which is no sampler of this ComfyUI"),
         (
             {**LATENT_HIRES, "hires": "upscale model", "hires.method": "area"},
