@@ -13,7 +13,7 @@ from aiohttp import web
 
 from ..trainer_core.common.disk_errors import describe_refusal
 from ..trainer_core.common.wording import say
-from .comfyui import server
+from .comfyui import folders, server
 from .routes import answering
 
 LARGEST = 2**22  # bytes of a question
@@ -50,7 +50,7 @@ def _bring(files: dict[str, bytes]) -> dict[str, Any]:
     """Read the first of some files; the others lie beside it, as in its folder."""
     from ..trainer_core.workflow.importing import bring  # here, so that ComfyUI starts fast
 
-    with tempfile.TemporaryDirectory(prefix="atelier-import-") as folder:
+    with tempfile.TemporaryDirectory(dir=folders.temp_folder(), prefix="atelier-import-") as folder:
         paths = []
         for name, content in files.items():
             plain = name.replace("\\", "/").rpartition("/")[2].translate(PLAIN).strip(". ") or "settings"

@@ -38,7 +38,8 @@ def draw_set(
                 draw_kept(drawing, row, path, about)
                 drawn += 1
         if not (text := path.with_suffix(".txt")).is_file():
-            text.write_text(caption, encoding="utf-8")
+            with written_whole(text) as temporary:  # what a killed process has begun would count as whole
+                temporary.write_text(caption, encoding="utf-8")
         progress(done / len(pictures))
     kept.mark_used([folder])
     kept.make_room()
