@@ -278,9 +278,18 @@ READERS = {
         MOST_TENSORS,
         DEEPEST,
     ),
-    "picture": Reader(load_picture, picture, ("a.png", "a.jpg", "a.gif"), MOST_PIXELS, 1, 0, errors=DECODER_ERRORS),
+    "picture": Reader(
+        load_picture, picture, ("a.png", "a.jpg", "a.gif"), MOST_PIXELS, 1, 0, mebibytes=1200, errors=DECODER_ERRORS
+    ),
     "mask": Reader(
-        lambda path: read_mask(path, MaskConfig()), picture, ("a.png",), MOST_PIXELS, 1, 0, errors=DECODER_ERRORS
+        lambda path: read_mask(path, MaskConfig()),
+        picture,
+        ("a.png",),
+        MOST_PIXELS,
+        1,
+        0,
+        mebibytes=1200,
+        errors=DECODER_ERRORS,
     ),
     "caption": Reader(
         lambda path: read_caption(path, "auto", "all"),

@@ -131,3 +131,23 @@ def test_hostile_files_stay_within_the_budget_of_their_reader(name: str, driven:
     found = driven["readers"][name]
     assert not found["faults"]
     assert found["mebibytes"] <= READERS[name].mebibytes
+
+
+def only_tells_types(test: ast.expr) -> bool:
+    """Tell whether a condition says no more than that a value exists, or of which class it is."""
+    if isinstance(test, ast.BoolOp):
+        return all(map(only_tells_types, test.values))
+    if isinstance(test, ast.Compare):
+        return isinstance(test.ops[0], ast.IsNot) and ast.unparse(test.comparators[0]) == "None"
+    return isinstance(test, ast.Call) and ast.unparse(test.func) == "isinstance"
+
+
+def test_no_check_rests_on_an_assert() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for room in ("nodes", "trainer_core")
+        for path in (ROOT / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assert) and not only_tells_types(node.test)
+    ]
+    assert not found

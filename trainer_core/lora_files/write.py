@@ -138,7 +138,8 @@ def _write_ordered(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str
         header = json.loads(file.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        assert len(text) <= length, "JSON has one shortest form"
+        if len(text) > length:  # it would run into the tensors; JSON has one shortest form
+            raise ValueError(f"{path.name} holds metadata that cannot be put in order; it was not saved.")
         file.seek(8)
         file.write(text.ljust(length))
 
