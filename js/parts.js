@@ -167,13 +167,37 @@ export function takePlace(node, box) {
   body?.querySelector(`.${box.className}`)?.replaceWith(box);
 }
 
+// What shows the server that a question comes from its own page; it is another one whenever ComfyUI starts.
+/** @type {Promise<string> | undefined} */
+let token;
+
+async function learn() {
+  const { token: learned, error } = await (await api.fetchApi("/atelier/token", { method: "POST" })).json();
+  if (error) toast({ error });
+  return learned ?? "";
+}
+
+/** @param {string} address @param {object} question */
+async function post(address, question) {
+  token ??= learn();
+  const headers = { "Content-Type": "application/json", "Atelier-Token": await token };
+  return api.fetchApi(address, { method: "POST", headers, body: JSON.stringify(question) });
+}
+
 // The server's answer; {error: a sentence, unanswered: true} where there is none.
 /** @param {string} address @param {object} [question] @returns {Promise<any>} */
 export async function ask(address, question) {
-  const post = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) };
   try {
-    return await (await api.fetchApi(address, question && post)).json();
+    if (!question) return await (await api.fetchApi(address)).json();
+    const before = await token;
+    let answer = await post(address, question);
+    if (answer.status === 403 && before) { // learned of an earlier ComfyUI
+      token = undefined;
+      answer = await post(address, question);
+    }
+    return await answer.json();
   } catch (/** @type {any} */ problem) {
+    token = undefined;
     return { error: t("The server did not answer: {0}.", problem.message), unanswered: true };
   }
 }

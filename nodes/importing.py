@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import tempfile
@@ -11,7 +10,6 @@ from typing import Any
 
 from aiohttp import web
 
-from ..trainer_core.common.disk_errors import describe_refusal
 from ..trainer_core.common.wording import say
 from .comfyui import folders, server
 from .routes import answering
@@ -23,10 +21,10 @@ PLAIN = str.maketrans({letter: "_" for letter in '<>:"/\\|?*'})  # no folder, on
 
 def register_import() -> None:
     """Add the route to the server."""
-    server.add_route("/atelier/import", answering(answer_import, LARGEST))
+    server.add_question("/atelier/import", answering(answer_import), LARGEST)
 
 
-async def answer_import(question: Any) -> web.Response:
+def answer_import(question: Any) -> web.Response:
     """Answer {files: [{name, content in base 64}]}, the settings first, then what they name.
 
     With {name, workflow, open: {id of a node: what to choose there}}, or {error: a sentence}.
@@ -40,10 +38,7 @@ async def answer_import(question: Any) -> web.Response:
         return server.json_answer(
             {"error": f"files must be 1 to {MOST} files, each with a name and content."}, status=400
         )
-    try:
-        return server.json_answer(await asyncio.to_thread(_bring, files))
-    except OSError as problem:
-        return server.json_answer({"error": await asyncio.to_thread(describe_refusal, problem)}, status=409)
+    return server.json_answer(_bring(files))
 
 
 def _bring(files: dict[str, bytes]) -> dict[str, Any]:

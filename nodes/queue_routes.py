@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 
-from ..trainer_core.common.disk_errors import describe_refusal
 from .comfyui import pending, server
-
-LARGEST = 2**16  # bytes of a question
 
 
 def register_queue_routes() -> None:
     """Add the routes to the server, and remember what is queued from now on."""
-    server.add_route("/atelier/pending", answering(listed), "GET")
-    server.add_route("/atelier/pending/take", answering(taken))
-    server.add_route("/atelier/pending/drop", answering(dropped))
+    server.add_route("/atelier/pending", lambda request: of_user(listed)(request, None))
+    server.add_question("/atelier/pending/take", of_user(taken))
+    server.add_question("/atelier/pending/drop", of_user(dropped))
     pending.watch_queue()
 
 
-def answering(
-    answer: Callable[[str, Any], dict[str, Any]],
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Make a route of the user that asks; pages of other sites are refused."""
+def of_user(answer: Callable[[str, Any], dict[str, Any]]) -> Callable[[web.Request, Any], web.Response]:
+    """Make an answer to the user that asks."""
 
-    async def route(request: web.Request) -> web.Response:
-        if request.method == "POST" and not 0 <= (request.content_length or -1) <= LARGEST:
-            return server.json_answer({"error": f"The question is too long; send at most {LARGEST} bytes."}, status=413)
+    def answer_user(request: web.Request, question: Any) -> web.Response:
         try:
-            user = pending.user_of(request)
-            question = await request.json() if request.method == "POST" else None
-        except (KeyError, ValueError, RecursionError):
-            return server.json_answer({"error": "The question is not JSON, or its user does not exist."}, status=400)
-        try:
-            return server.json_answer(await asyncio.to_thread(answer, user, question))
-        except ValueError as problem:
-            return server.json_answer({"error": str(problem)}, status=400)
-        except OSError as problem:
-            return server.json_answer({"error": await asyncio.to_thread(describe_refusal, problem)}, status=409)
+            return server.json_answer(answer(pending.user_of(request), question))
+        except (KeyError, ValueError) as problem:
+            sentence = str(problem) if isinstance(problem, ValueError) else "There is no such user."
+            return server.json_answer({"error": sentence}, status=400)
 
-    return route
+    return answer_user
 
 
 def listed(user: str, _: Any) -> dict[str, Any]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import json
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -50,52 +47,40 @@ def register_routes(nodes: Sequence[type[io.ComfyNode]]) -> None:
     ids = {node.GET_SCHEMA().node_id: node for node in nodes}
     # Where ComfyUI serves js/ as it is: a longer path comes first, so that the page gets the tables as well.
     folder = URL.build(path=f"/extensions/{help_pages.ROOT.name}/docs").raw_path
-    server.add_route(f"{folder}/{{node}}.md", partial(answer_help, ids), "GET")
-    server.add_route(f"{folder}/{{node}}/{{language}}.md", partial(answer_help, ids), "GET")
-    server.add_route("/atelier/command", answering(answer_command, LARGEST_WORKFLOW))
-    server.add_route("/atelier/shown", answering(answer_shown))
-    server.add_route("/atelier/failed", answering(answer_failed))
-    server.add_route("/atelier/schedule", answering(answer_schedule))
-    server.add_route("/atelier/levels", answering(answer_levels))
-    server.add_route("/atelier/blocks", answering(answer_blocks))
-    server.add_route("/atelier/ask", answering(answer_ask))
-    server.add_route("/atelier/guess", answering(answer_guess, LARGEST_PROMPT))
-    server.add_route("/atelier/presets", answering(answer_presets, LARGEST_PROMPT))
-    server.add_route("/atelier/kept", answer_kept, "GET")
-    server.add_route("/atelier/kept/clear", answer_clear)
-    server.add_route("/atelier/folders", answer_folders, "GET")
-    server.add_route("/atelier/folders/datasets", answer_datasets, "GET")
-    server.add_route("/atelier/folders/look", answering(answer_look))
-    server.add_route("/atelier/folders/check", answering(answer_check))
-    server.add_route("/atelier/folders/allow", allowed.only_at_the_machine(answering(answer_allow)))
-    server.add_route("/atelier/folders/forget", allowed.only_at_the_machine(answering(answer_forget)))
+    server.add_route(f"{folder}/{{node}}.md", partial(answer_help, ids))
+    server.add_route(f"{folder}/{{node}}/{{language}}.md", partial(answer_help, ids))
+    server.add_token_route()
+    server.add_question("/atelier/command", answering(answer_command), LARGEST_WORKFLOW)
+    server.add_question("/atelier/shown", answering(answer_shown), LARGEST)
+    server.add_question("/atelier/failed", answering(answer_failed), LARGEST)
+    server.add_question("/atelier/schedule", answering(answer_schedule), LARGEST)
+    server.add_question("/atelier/levels", answering(answer_levels), LARGEST)
+    server.add_question("/atelier/blocks", answering(answer_blocks), LARGEST)
+    server.add_question("/atelier/ask", answering(answer_ask), LARGEST)
+    server.add_question("/atelier/guess", answering(answer_guess), LARGEST_PROMPT)
+    server.add_question("/atelier/presets", answering(answer_presets), LARGEST_PROMPT)
+    server.add_route("/atelier/kept", answer_kept)
+    server.add_question("/atelier/kept/clear", answering(answer_clear), LARGEST)
+    server.add_route("/atelier/folders", answer_folders)
+    server.add_route("/atelier/folders/datasets", answer_datasets)
+    server.add_question("/atelier/folders/look", answering(answer_look), LARGEST)
+    server.add_question("/atelier/folders/check", answering(answer_check), LARGEST)
+    here = allowed.only_at_the_machine
+    server.add_question("/atelier/folders/allow", answering(answer_allow), LARGEST, here)
+    server.add_question("/atelier/folders/forget", answering(answer_forget), LARGEST, here)
 
 
-def answering(
-    answer: Callable[[Any], web.Response | Awaitable[web.Response]],
-    largest: int = LARGEST,
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Make a route that answers a question in JSON, of `largest` bytes at most; an invalid one gets {error: …}."""
-
-    async def route(request: web.Request) -> web.Response:
-        if request.content_length is None or request.content_length > largest:
-            return server.json_answer({"error": f"The question is too long; send at most {largest} bytes."}, status=413)
-        try:
-            question = json.loads(await request.read())
-        except (ValueError, RecursionError):  # neither text nor JSON
-            return server.json_answer({"error": "The question is not JSON."}, status=400)
-        answered = answer(question)
-        return await answered if inspect.isawaitable(answered) else answered
-
-    return route
+def answering(answer: Callable[[Any], web.Response]) -> Callable[[web.Request, Any], web.Response]:
+    """Make an answer to a request of one that needs its question alone."""
+    return lambda _, question: answer(question)
 
 
-async def answer_help(nodes: Mapping[str, type[io.ComfyNode]], request: web.Request) -> web.Response:
+def answer_help(nodes: Mapping[str, type[io.ComfyNode]], request: web.Request) -> web.Response:
     """Answer the help page of a node as Markdown; 404 for what we have not, after which the editor asks for English."""
     node, language = request.match_info["node"], request.match_info.get("language", "en")
     if node not in nodes or language not in help_pages.LANGUAGES:
         return web.Response(status=404, text="There is no such help page.")
-    page = await asyncio.to_thread(lambda: help_pages.help_page(nodes[node].GET_NODE_INFO_V1(), language))
+    page = help_pages.help_page(nodes[node].GET_NODE_INFO_V1(), language)
     return web.Response(text=page, content_type="text/markdown", headers={"Cache-Control": "no-cache"})
 
 
@@ -111,13 +96,13 @@ def answer_ask(question: Any) -> web.Response:
         return server.json_answer({"error": str(problem)}, status=409)
 
 
-async def answer_command(question: Any) -> web.Response:
+def answer_command(question: Any) -> web.Response:
     """Answer {workflow: as the editor saves it, node: id of a Train LoRA} with {command: a line for a shell}."""
     workflow, node = (question.get("workflow"), question.get("node")) if isinstance(question, dict) else (None, None)
     if not isinstance(workflow, dict) or not isinstance(workflow.get("nodes"), list) or not isinstance(node, str):
         return server.json_answer({"error": "workflow must be a workflow, and node a node's id."}, status=400)
     try:
-        return server.json_answer({"command": await asyncio.to_thread(shell.command_of, workflow, node)})
+        return server.json_answer({"command": shell.command_of(workflow, node)})
     except ValueError as problem:
         whole = str(problem).endswith((".", "?"))
         sentence = str(problem) if whole else say("This run has no command: {0}.", str(problem))
@@ -126,7 +111,7 @@ async def answer_command(question: Any) -> web.Response:
     return server.json_answer({"error": sentence}, status=409)
 
 
-async def answer_shown(question: Any) -> web.Response:
+def answer_shown(question: Any) -> web.Response:
     """Answer {workflow: id, nodes: ids} with {shown: by node, the state of its run at work, or {run: its last one}}.
 
     A run at work elsewhere has the state that `follow` gives. A node whose run is deleted, or
@@ -139,7 +124,7 @@ async def answer_shown(question: Any) -> web.Response:
         return server.json_answer({"error": "workflow must be an id, and nodes a list of ids."}, status=400)
     live = {node: state for node in nodes if (state := live_state(workflow, node)) is not None}
     try:
-        last = await asyncio.to_thread(_last_runs, workflow, [node for node in nodes if node not in live])
+        last = _last_runs(workflow, [node for node in nodes if node not in live])
     except OSError as problem:
         return server.json_answer({"error": f"The runs could not be read ({reason(problem)})."}, status=409)
     failures.forget(workflow, [node for node, state in last.items() if state.get("alive")])
@@ -257,12 +242,12 @@ def levels(question: Any) -> dict[str, Any]:
     return {"levels": count, "shares": [round(share, 4) for share in shares], "family": family}
 
 
-async def answer_guess(question: Any) -> web.Response:
+def answer_guess(question: Any) -> web.Response:
     """Answer {prompt: all that leads to a Train LoRA, node: its id} with {settings: as `guess` lists} or {error: …}."""
-    return await _answer_settings(question, lambda prompt, node: {"settings": guess(prompt, node)})
+    return _answer_settings(question, lambda prompt, node: {"settings": guess(prompt, node)})
 
 
-async def answer_presets(question: Any) -> web.Response:
+def answer_presets(question: Any) -> web.Response:
     """Answer the same with what `offer` lists, or with goal, family and memory as `settings_of` does."""
 
     def find(prompt: dict[str, Any], node: str) -> dict[str, Any]:
@@ -270,22 +255,22 @@ async def answer_presets(question: Any) -> web.Response:
             return presets.offer(prompt, node)
         return presets.settings_of(prompt, node, *(question.get(name) for name in ("goal", "family", "memory")))
 
-    return await _answer_settings(question, find)
+    return _answer_settings(question, find)
 
 
-async def _answer_settings(question: Any, find: Callable[[dict[str, Any], str], dict[str, Any]]) -> web.Response:
+def _answer_settings(question: Any, find: Callable[[dict[str, Any], str], dict[str, Any]]) -> web.Response:
     prompt, node = (question.get("prompt"), question.get("node")) if isinstance(question, dict) else (None, None)
     if not isinstance(prompt, dict) or not isinstance(node, str):
         return server.json_answer({"error": "prompt must be a prompt, and node an id in it."}, status=400)
     try:
-        return server.json_answer(await asyncio.to_thread(find, prompt, node))
+        return server.json_answer(find(prompt, node))
     except ValueError as problem:
         return server.json_answer({"error": str(problem)}, status=409)
     except OSError as problem:
         return server.json_answer({"error": f"A file could not be read ({reason(problem)})."}, status=409)
 
 
-async def answer_blocks(question: Any) -> web.Response:
+def answer_blocks(question: Any) -> web.Response:
     """Answer {lora_name: as in Load LoRA File} with {blocks: names of the LoRA's blocks}, or {error: a sentence}.
 
     Only the header of the file is read.
@@ -294,7 +279,7 @@ async def answer_blocks(question: Any) -> web.Response:
     if not isinstance(name, str):
         return server.json_answer({"error": "lora_name must be a text."}, status=400)
     try:
-        return server.json_answer({"blocks": await asyncio.to_thread(_blocks, name)})
+        return server.json_answer({"blocks": _blocks(name)})
     except ValueError as problem:
         return server.json_answer({"error": str(problem)}, status=409)
     except OSError as problem:
@@ -305,7 +290,7 @@ def _blocks(name: str) -> list[str]:
     return blocks_of(outline_lora(folders.lora_path(name, WHERE)))
 
 
-async def answer_folders(request: web.Request) -> web.Response:
+def answer_folders(request: web.Request) -> web.Response:
     """Answer with {folders: those that a person allowed, may_change: whether this page may change the list}."""
     try:
         known = allowed.allowed_folders()
@@ -314,18 +299,18 @@ async def answer_folders(request: web.Request) -> web.Response:
     return server.json_answer({"folders": known, "may_change": allowed.at_the_machine(request)})
 
 
-async def answer_datasets(request: web.Request) -> web.Response:
+def answer_datasets(request: web.Request) -> web.Response:
     """Answer with {folders: those with pictures in input/ and datasets/, example: the name of the pack's pictures}."""
     try:
-        found = await asyncio.to_thread(folders.dataset_folders)
+        found = folders.dataset_folders()
     except ValueError as problem:
         return server.json_answer({"error": str(problem)}, status=409)
     return server.json_answer({"folders": found, "example": folders.EXAMPLE})
 
 
-async def answer_look(question: Any) -> web.Response:
+def answer_look(question: Any) -> web.Response:
     """Answer {prompt: a Concept Dataset and what sets it, node: its id} with {pictures, uncaptioned} or {error: …}."""
-    return await _answer_settings(question, look_at)
+    return _answer_settings(question, look_at)
 
 
 def look_at(prompt: dict[str, Any], node: str) -> dict[str, int]:
@@ -382,18 +367,18 @@ def _change(question: Any, change: Callable[[str], None], said: Callable[[str], 
     return server.json_answer({"said": said(folder)})
 
 
-async def answer_kept(request: web.Request) -> web.Response:
+def answer_kept(_: Any) -> web.Response:
     """Answer with {sizes: bytes of what the pack keeps by kind, limit: the most bytes, 0 for any}, or {error: …}."""
     try:
-        limit, sizes = folders.kept_limit(), await asyncio.to_thread(kept.sizes)
+        limit, sizes = folders.kept_limit(), kept.sizes()
     except ValueError as problem:
         return server.json_answer({"error": str(problem)}, status=409)
     return server.json_answer({"sizes": sizes, "limit": limit})
 
 
-async def answer_clear(request: web.Request) -> web.Response:
+def answer_clear(question: Any) -> web.Response:
     """Delete what the pack keeps, and answer as `answer_kept` does; refused while a LoRA is trained."""
     if session.at_work():
         return server.json_answer({"error": say("A LoRA is being trained; clear after it.")}, status=409)
-    await asyncio.to_thread(kept.clear)
-    return await answer_kept(request)
+    kept.clear()
+    return answer_kept(question)

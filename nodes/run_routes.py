@@ -9,98 +9,69 @@ from __future__ import annotations
 import asyncio
 import functools
 import io
-import json
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from PIL import Image
 
-from ..trainer_core.common.disk_errors import describe_refusal
 from ..trainer_core.common.values import is_count
 from ..trainer_core.common.wording import bytes_of, say
 from ..trainer_core.config import plain_folder, plain_name
 from ..trainer_core.workflow.settings import split_name
 from .comfyui import folders, server
+from .comfyui.server import Refused
 from .comfyui.session import NO_PROMPTS
+from .comfyui.threads import in_thread
 
-LARGEST = 2**16  # bytes of a question
 MOST_RUNS = 5000  # in a list
 MOST_STEPS = 10_000  # saves in a question
 MOST_KEPT = 20  # copies that a question names
 SIDE = 128  # pixels: the longest side of a thumbnail
 BLOCK = 2**20  # bytes of a zip that are sent at once
 LARGEST_SAMPLE, MOST_PIXELS = 2**26, 2**25  # bytes and pixels of a sample
+SOON = 5.0  # seconds to wait for another change
 _changing = threading.Lock()  # one change at a time
+_packing = asyncio.Semaphore(2)  # zips that are made or sent
 _drawing = threading.BoundedSemaphore(4)  # samples that are in memory at once
 
 
 def register_run_routes() -> None:
     """Add the routes to the server."""
-    server.add_route("/atelier/runs", answer_runs, "GET")
-    server.add_route("/atelier/runs/{run}", on_a_run(detail), "GET")
-    server.add_route("/atelier/runs/{run}/live", on_a_run(live), "GET")
-    server.add_route("/atelier/runs/{run}/workflow", on_a_run(workflow), "GET")
-    server.add_route("/atelier/runs/{run}/thumbnail", on_a_run(thumbnail), "GET")
-    server.add_route("/atelier/runs/{run}/export/{step}", answer_export, "GET")
-    server.add_route("/atelier/runs/ask", changing(ask))
-    server.add_route("/atelier/runs/rename", changing(rename))
-    server.add_route("/atelier/runs/publish", changing(publish))
-    server.add_route("/atelier/runs/delete", changing(delete))
+    server.add_route("/atelier/runs", answer_runs)
+    server.add_route("/atelier/runs/{run}", on_a_run(detail))
+    server.add_route("/atelier/runs/{run}/live", on_a_run(live))
+    server.add_route("/atelier/runs/{run}/workflow", on_a_run(workflow))
+    server.add_route("/atelier/runs/{run}/thumbnail", on_a_run(thumbnail))
+    server.add_download("/atelier/runs/{run}/export/{step}", answer_export)
+    server.add_question("/atelier/runs/ask", changing(ask))
+    server.add_question("/atelier/runs/rename", changing(rename))
+    server.add_question("/atelier/runs/publish", changing(publish))
+    server.add_question("/atelier/runs/delete", changing(delete))
 
 
-class Refused(Exception):
-    """A question that gets a sentence, and the status of the answer."""
-
-    def __init__(self, sentence: str, status: int = 409, **more: Any) -> None:
-        super().__init__(sentence)
-        self.status, self.more = status, more
+def on_a_run(answer: Callable[[Path, web.Request], web.Response]) -> Callable[[web.Request], web.Response]:
+    """Make a route that answers about the run that the address names."""
+    return lambda request: answer(find_run(request.match_info["run"]), request)
 
 
-def answered(answer: Callable[[], web.Response]) -> web.Response:
-    """Call a function; what it refuses, and what the disk does, becomes {error: a sentence}."""
-    try:
-        return answer()
-    except Refused as refusal:
-        return server.json_answer({"error": str(refusal), **refusal.more}, status=refusal.status)
-    except (ValueError, RuntimeError) as problem:
-        return server.json_answer({"error": str(problem)}, status=409)
-    except OSError as problem:
-        return server.json_answer({"error": describe_refusal(problem)}, status=409)
+def changing(change: Callable[[Path, dict[str, Any]], Any]) -> Callable[[web.Request, Any], web.Response]:
+    """Make a route that changes the run that a question names, one at a time."""
 
-
-def on_a_run(answer: Callable[[Path, web.Request], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Make a route that answers about the run that the address names, in a thread of its own."""
-
-    async def route(request: web.Request) -> web.Response:
-        return await asyncio.to_thread(answered, lambda: answer(find_run(request.match_info["run"]), request))
-
-    return route
-
-
-def changing(change: Callable[[Path, dict[str, Any]], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Make a route that changes the run that a question in JSON names, one at a time; other sites are refused."""
-
-    async def route(request: web.Request) -> web.Response:
-        if request.content_length is None or request.content_length > LARGEST:
-            return server.json_answer({"error": f"The question is too long; send at most {LARGEST} bytes."}, status=413)
-        try:
-            question = json.loads(await request.read())
-        except (ValueError, RecursionError):  # neither text nor JSON
-            question = None
+    def answer(_: web.Request, question: Any) -> web.Response:
         if not isinstance(question, dict) or not isinstance(question.get("run"), str):
-            return server.json_answer({"error": "The question is no JSON object that names a run."}, status=400)
+            raise Refused("The question is no JSON object that names a run.", 400)
+        if not _changing.acquire(timeout=SOON):  # not for ever: whoever waits holds a thread
+            raise Refused(say("Another run is being changed; try again after that."), 503)
+        try:
+            return server.json_answer(change(find_run(question["run"]), question))
+        finally:
+            _changing.release()
 
-        def answer() -> web.Response:
-            with _changing:
-                return server.json_answer(change(find_run(question["run"]), question))
-
-        return await asyncio.to_thread(answered, answer)
-
-    return route
+    return answer
 
 
 def find_run(name: str) -> Path:
@@ -116,9 +87,9 @@ def find_run(name: str) -> Path:
 # --- what is shown -----------------------------------------------------------------------------------------
 
 
-async def answer_runs(request: web.Request) -> web.Response:
+def answer_runs(_: web.Request) -> web.Response:
     """Answer with {runs: what is known of each, the one that changed last first, more: how many are left out}."""
-    return await asyncio.to_thread(answered, lambda: server.json_answer(listed()))
+    return server.json_answer(listed())
 
 
 def listed() -> dict[str, Any]:
@@ -204,17 +175,20 @@ def drawn_small(file: Path) -> bytes:
 
 async def answer_export(request: web.Request) -> web.StreamResponse:
     """Answer with a zip of a run's LoRA, settings and samples; step: of the save, or "last"."""
-    with tempfile.TemporaryFile(dir=folders.temp_folder()) as file:
-        answer = await asyncio.to_thread(answered, lambda: _pack(request, file))
-        if answer.status != 200:
-            return answer
-        response = web.StreamResponse(headers=answer.headers)
-        response.content_length = file.seek(0, io.SEEK_END)
-        file.seek(0)
-        await response.prepare(request)
-        while block := await asyncio.to_thread(file.read, BLOCK):
-            await response.write(block)
-        return response
+    if _packing.locked():
+        return server.json_answer({"error": say("Two runs are being packed; download after that.")}, status=503)
+    async with _packing:
+        with tempfile.TemporaryFile(dir=folders.temp_folder()) as file:
+            answer = await in_thread(server.answered, lambda: _pack(request, file))
+            if answer.status != 200:
+                return answer
+            response = web.StreamResponse(headers=answer.headers)
+            response.content_length = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            await response.prepare(request)
+            while block := await in_thread(file.read, BLOCK):
+                await response.write(block)
+            return response
 
 
 def _pack(request: web.Request, file: Any) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import os
@@ -243,8 +244,16 @@ class ComfyClient:
         """GET a path, or POST `data` to it (bytes as they are, anything else as JSON); return the body."""
         body = data if data is None or isinstance(data, bytes) else json.dumps(data).encode()
         headers = headers or ({"Content-Type": "application/json"} if body else {})
+        if body is not None and "/atelier/" in path:
+            headers = {"Atelier-Token": self.token(), **headers}
         with urllib.request.urlopen(urllib.request.Request(self.url + path, body, headers), timeout=HANGS) as answer:
             return answer.read()
+
+    def token(self) -> str:
+        """Give the token that a page of the server has."""
+        asked = urllib.request.Request(f"{self.url}/atelier/token", b"", {"Origin": self.url}, method="POST")
+        with urllib.request.urlopen(asked, timeout=HANGS) as answer:
+            return json.load(answer)["token"]
 
     def get(self, path: str) -> Any:
         """GET a path and return its JSON."""
@@ -344,6 +353,25 @@ class ComfyClient:
         if on_event:
             on_event(kind, data, result)
         return kind == "executing" and data["node"] is None
+
+
+def send(comfy: ComfyClient, path: str, question: object = None, **headers: str | None) -> tuple[int, dict]:
+    """Ask as a browser at the machine does, or with other headers, None for none; give status and answer."""
+    host, method = comfy.url.partition("//")[2], "GET" if question is None else "POST"
+    body = b"" if question is None else json.dumps(question).encode()
+    given: dict[str, str | None] = {"Host": host, "Connection": "keep-alive", "Origin": comfy.url}
+    given |= {"Content-Type": "application/json", "Content-Length": str(len(body))} if body else {}
+    given |= {"Atelier-Token": comfy.token()} if body and "Atelier-Token" not in headers else {}
+    given |= headers
+    lines = [f"{method} {path} HTTP/{given.pop('version', None) or '1.1'}"]
+    lines += [f"{name}: {value}" for name, value in given.items() if value is not None]
+    name, _, port = host.rpartition(":")
+    with socket.create_connection((name, int(port)), timeout=60) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+        answer = http.client.HTTPResponse(connection, method=method)
+        answer.begin()
+        found = answer.read()
+    return answer.status, answer_of(found) if found.startswith(b"{") else {}
 
 
 def answer_of(body: bytes | str) -> Any:

@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add our options."""
     parser.addoption("--thorough", action="store_true", help="prove all again: every case, kill and odd prompt")
     parser.addoption("--windows-rules", action="store_true", help="treat files as Windows does (on Linux)")
+    parser.addoption("--nginx", help="prove with this nginx what its users may do")
 
 
 # Files that take longest. Processes that share the tests begin with them, so that none works alone at the end.
@@ -48,10 +49,11 @@ LONGEST = (
 
 @pytest.hookimpl(tryfirst=True)  # pytest then brings together what shares a fixture
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the files that take longest first; leave out what proves the same again, and `gpu` where there is none."""
-    if not config.getoption("thorough"):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    """Put the files that take longest first; leave out what no option asks for, and `gpu` where there is none."""
+    for option in ("thorough", "nginx"):
+        if not config.getoption(option):
+            config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(option)])
+            items[:] = [item for item in items if not item.get_closest_marker(option)]
     if config.getoption("windows_rules") or os.name == "nt":
         left = [item for item in items if any(item.nodeid.startswith(name) for name in LEFT_OUT)]
         config.hook.pytest_deselected(items=left)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import folder_paths
 from aiohttp import web
 
 from ...trainer_core.common.files import written_whole
-from .server import forwarded, is_local, json_answer
+from .askers import at_the_machine
+from .server import json_answer
 
 MOST = 1000  # folders in the file
 LARGEST = 2**20  # bytes of the file
@@ -56,30 +56,12 @@ def _write(folders: list[str]) -> None:
         temporary.write_text("".join(f"{folder}\n" for folder in dict.fromkeys(folders)), encoding="utf-8")
 
 
-def at_the_machine(request: web.Request) -> bool:
-    """Tell whether a request comes from a page that was opened on the machine itself, by its local address.
-
-    The name in the address counts as well: so no other site can ask in its place, whatever its name leads to.
-    """
-    here = request.url  # with the name that the request gives
-    same = request.headers.get("Sec-Fetch-Site") == "same-origin"  # browsers send no Origin when a page only reads
-    if "Origin" in request.headers:
-        same = request.headers["Origin"] == str(here.origin())
-    return same and not forwarded(request) and is_local(request.remote) and is_local(here.host)
-
-
-def only_at_the_machine(
-    route: Callable[[web.Request], Awaitable[web.Response]],
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Make a route that refuses all but pages that were opened on the machine itself."""
-
-    async def guarded(request: web.Request) -> web.Response:
-        if at_the_machine(request):
-            return await route(request)
-        sentence = (
-            "Folders can be allowed only on the machine that runs ComfyUI, at its address 127.0.0.1. Elsewhere add "
-            f"them to datasets in extra_model_paths.yaml, or as lines of user/__atelier/{list_file().name}."
-        )
-        return json_answer({"error": sentence}, status=403)
-
-    return guarded
+def only_at_the_machine(request: web.Request) -> web.Response | None:
+    """Refuse all but pages that were opened on the machine itself."""
+    if at_the_machine(request):
+        return None
+    sentence = (
+        "Folders can be allowed only on the machine that runs ComfyUI, at its address 127.0.0.1. Elsewhere add "
+        f"them to datasets in extra_model_paths.yaml, or as lines of user/__atelier/{list_file().name}."
+    )
+    return json_answer({"error": sentence}, status=403)

@@ -27,6 +27,7 @@ from ...trainer_core.common.files import move, written_whole
 from ...trainer_core.common.json_files import read_json
 from ...trainer_core.common.leftovers import remove
 from . import session
+from .threads import Busy, in_thread
 
 INTERVAL = 0.2  # seconds between two looks at the queue, while there is a prompt that trains
 MOST, LARGEST = 100, 2**20  # prompts that are remembered; bytes of one with its workflow
@@ -63,7 +64,8 @@ class _Watch:
             users, queued = dict(self._users), {item[1]: item for item in itertools.chain(*_queue())}
             if session.closing():
                 return
-            await asyncio.to_thread(self._take, users, queued)
+            with suppress(Busy):  # the next look takes them
+                await in_thread(self._take, users, queued)
             await asyncio.sleep(INTERVAL)
 
     def _take(self, users: dict[str, str], queued: dict[str, Any]) -> None:

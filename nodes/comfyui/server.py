@@ -2,64 +2,139 @@
 
 from __future__ import annotations
 
-import ipaddress
-import platform
+import asyncio
+import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 from comfy.cli_args import args
 from server import PromptServer
 
-from ...trainer_core.common.wording import for_page
+from ...trainer_core.common.disk_errors import describe_refusal
+from ...trainer_core.common.wording import for_page, printable, say
+from . import askers
+from .threads import Busy, in_thread
 
-PROXIES = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP")  # what they add to a request
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+LARGEST = 2**16  # bytes of a question
+PATIENCE = 60.0  # seconds for which a page waits; the work goes on, and who asks the same again waits for it
+Answer = Callable[[web.Request], web.Response]
+_asked: dict[tuple[object, ...], asyncio.Task[web.Response]] = {}  # what is being answered; of the server's loop
 
 
-def add_route(path: str, answer: Answer, method: str = "POST") -> None:
-    """Add a route that answers no page of another site; only while ComfyUI starts."""
+class Refused(Exception):
+    """A question that gets a sentence, and the status of the answer."""
+
+    def __init__(self, sentence: str, status: int = 409) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+def add_route(path: str, answer: Answer) -> None:
+    """Add a route that answers a page of this ComfyUI, in a thread; only while ComfyUI starts."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
-        plain = request.method == "GET" or not request.can_read_body or request.content_type == "application/json"
-        if plain and _of_this_site(request):  # a page of another site posts no JSON without asking
-            return await answer(request)
-        sentence = "Only a page of this ComfyUI may do this; on the machine itself open it at 127.0.0.1 or localhost."
-        return json_answer({"error": sentence}, status=403)
+        return refusal(request) or await _answer(request, b"", partial(answer, request))
 
-    PromptServer.instance.routes.route(method, path)(guarded)
+    PromptServer.instance.routes.get(path)(guarded)
 
 
-def _of_this_site(request: web.Request) -> bool:
-    """Tell whether a request comes from a page of this server, or from no page; browsers name other sites' pages.
+def add_download(path: str, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
+    """Add a route that sends a page of this ComfyUI what is not held in memory; only while ComfyUI starts."""
 
-    A page of another site may lead its own name to this machine. So who asks at the machine names it by its own name.
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        return refusal(request) or await answer(request)
+
+    PromptServer.instance.routes.get(path)(guarded)
+
+
+def add_question(
+    path: str,
+    answer: Callable[[web.Request, Any], web.Response],
+    largest: int = LARGEST,
+    may_ask: Callable[[web.Request], web.Response | None] = lambda _: None,
+) -> None:
+    """Add a route that answers a question in JSON of a page that holds the token; only while ComfyUI starts.
+
+    largest: bytes of the question. may_ask: refuses more requests than others do.
     """
-    if is_local(request.remote) and not forwarded(request) and not is_local(request.url.host):
-        return False
-    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-    if site is not None:  # behind a proxy the server does not know its own name
-        return site in ("same-origin", "none")
-    return origin is None or origin.partition("://")[2] == request.host
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        if refused := refusal(request) or _without_token(request) or may_ask(request):
+            return refused
+        if request.content_length is None or request.content_length > largest:
+            return json_answer({"error": f"The question is too long; send at most {largest} bytes."}, status=413)
+        text = await request.read()
+        try:
+            question = json.loads(text)
+        except (ValueError, RecursionError):  # neither text nor JSON
+            return json_answer({"error": "The question is not JSON."}, status=400)
+        return await _answer(request, text, partial(answer, request, question))
+
+    PromptServer.instance.routes.post(path)(guarded)
 
 
-def forwarded(request: web.Request) -> bool:
-    """Tell whether a proxy has passed a request on."""
-    return any(name in request.headers for name in PROXIES)
+def add_token_route() -> None:
+    """Let pages of this server have its token; only while ComfyUI starts."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        refused = refusal(request)
+        if refused is None and not askers.of_a_page(request):
+            refused = json_answer({"error": "Only a page of this ComfyUI gets the token."}, status=403)
+        return refused or json_answer({"token": askers.TOKEN})
+
+    PromptServer.instance.routes.post("/atelier/token")(answer)
 
 
-def is_local(host: str | None) -> bool:
-    """Tell whether an address, or a name that no other site can have, is this machine's own."""
-    name = (host or "").lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    if name and name in (own := platform.node().lower(), f"{own.partition('.')[0]}.local"):
-        return True
+def refusal(request: web.Request) -> web.Response | None:
+    """Refuse a request that comes from no page of this ComfyUI."""
+    plain = request.method == "GET" or not request.can_read_body or request.content_type == "application/json"
+    if plain and askers.of_this_site(request):  # a page of another site posts no JSON without asking
+        return None
+    sentence = say(
+        "LoRA Atelier answers no page at {0}, as another site may lead that name here; open http://127.0.0.1:{1} "
+        "instead.",
+        printable(request.host[:80]),
+        PromptServer.instance.port,
+    )
+    return json_answer({"error": sentence}, status=403)
+
+
+def _without_token(request: web.Request) -> web.Response | None:
+    if askers.holds_token(request):
+        return None
+    return json_answer({"error": say("ComfyUI has started again since this page was opened; reload the page.")}, 403)
+
+
+async def _answer(request: web.Request, text: bytes, answer: Callable[[], web.Response]) -> web.Response:
+    """Answer in a thread of the pack; who asks what is being answered gets that answer, and none is begun twice."""
+    cases = (request.headers.get(name) for name in ("Comfy-User", "If-Modified-Since"))
+    key = (request.method, request.path_qs, askers.at_the_machine(request), *cases, text)
+    task = _asked.get(key)
+    if task is None:
+        task = _asked[key] = asyncio.ensure_future(in_thread(answered, answer))
+        task.add_done_callback(lambda _: _asked.pop(key, None))
+    await asyncio.wait([task], timeout=PATIENCE)  # which leaves it at work where nobody waits any more
+    if not task.done():
+        return json_answer({"error": say("This takes long and goes on; ask again in a minute.")}, status=504)
     try:
-        address = ipaddress.ip_address(name)
-        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
-    except ValueError:  # another name
-        return False
+        found = task.result()
+    except Busy:
+        return json_answer({"error": say("LoRA Atelier answers too many questions now; ask again later.")}, status=503)
+    return web.Response(body=found.body, status=found.status, headers=found.headers)  # each is sent once
+
+
+def answered(answer: Callable[[], web.Response]) -> web.Response:
+    """Call a function; what it refuses, and what the disk does, becomes {error: a sentence}."""
+    try:
+        return answer()
+    except Refused as refusal:
+        return json_answer({"error": str(refusal)}, status=refusal.status)
+    except (ValueError, RuntimeError) as problem:
+        return json_answer({"error": str(problem)}, status=409)
+    except OSError as problem:
+        return json_answer({"error": describe_refusal(problem)}, status=409)
 
 
 def json_answer(values: Any, status: int = 200) -> web.Response:

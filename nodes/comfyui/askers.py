@@ -1,0 +1,81 @@
+"""Who may ask our routes: pages of this server; and who may change something: those that hold its token."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import platform
+import secrets
+
+from aiohttp import HttpVersion11, web
+
+TOKEN = secrets.token_urlsafe(24)  # of this process; no other site can read it
+HEADER = "Atelier-Token"
+# How the names of headers begin that proxies add.
+PROXIES = ("forwarded", "via", "x-forwarded", "x-real-ip", "x-client-ip", "true-client-ip", "cf-", "tailscale-")
+
+
+def of_this_site(request: web.Request) -> bool:
+    """Tell whether a request comes from a page of this server, or from no page; browsers name other sites' pages.
+
+    A page of another site may lead its own name to this machine. So whose browser asks at the machine has to name it by
+    its own name.
+    """
+    if is_local(request.remote) and is_direct(request) and not is_local(request.url.host):
+        return False
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site is not None:  # behind a proxy the server does not know its own name
+        return site in ("same-origin", "none")
+    return origin is None or _is_own(origin, request)
+
+
+def of_a_page(request: web.Request) -> bool:
+    """Tell whether a request comes from a page of this server for sure: browsers say so whenever a page posts."""
+    origin = request.headers.get("Origin")
+    return of_this_site(request) and origin is not None and (_is_own(origin, request) or not is_direct(request))
+
+
+def holds_token(request: web.Request) -> bool:
+    """Tell whether a request has the token of this process, which `of_a_page` gets."""
+    return hmac.compare_digest(request.headers.get(HEADER, "").encode("utf-8", "replace"), TOKEN.encode())
+
+
+def at_the_machine(request: web.Request) -> bool:
+    """Tell whether a request comes from a page that was opened on the machine itself, by its local address.
+
+    The name in the address counts as well: so no other site can ask in its place, whatever its name leads to.
+    """
+    here = request.url  # with the name that the request gives
+    same = request.headers.get("Sec-Fetch-Site") == "same-origin"  # browsers send no Origin when a page only reads
+    if "Origin" in request.headers:
+        same = request.headers["Origin"] == str(here.origin())
+    return same and is_direct(request) and is_local(request.remote) and is_local(here.host)
+
+
+def is_direct(request: web.Request) -> bool:
+    """Tell whether a browser sent a request itself; a proxy may pass on whatever its client makes up.
+
+    Every browser asks to keep the connection. That word is for the next hop alone: proxies send one of their own, which
+    is another one, as those do that say nothing else of themselves.
+    """
+    passed_on = any(name.lower().startswith(PROXIES) for name in request.headers)
+    kept = request.headers.get("Connection", "").lower() == "keep-alive"
+    return request.version == HttpVersion11 and kept and not passed_on
+
+
+def is_local(host: str | None) -> bool:
+    """Tell whether an address, or a name that no other site can have, is this machine's own."""
+    name = (host or "").lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    if name and name in (own := platform.node().lower(), f"{own.partition('.')[0]}.local"):
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    except ValueError:  # another name
+        return False
+
+
+def _is_own(origin: str, request: web.Request) -> bool:
+    return origin.partition("://")[2] == request.host
