@@ -39,7 +39,7 @@ FEWER = 500  # maximum of each other curve
 MOST_CURVES = 32  # concepts, and learning rates, that have one
 MOST_NOTES, LONGEST_NOTE = 100, 10_000  # notes, characters of one
 MOST_PROMPTS, LONGEST_PROMPT = 64, 500  # prompts of the samples, characters of one
-MOST_SAVES = 1000  # that are described, the newest
+MOST_SAVES = 1000  # that are looked at, the newest
 MOST_COPIES = 100  # files of a save, and copies in other folders
 
 
@@ -120,7 +120,7 @@ def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) 
         if is_elsewhere(path, path.parent):
             raise ValueError(f"{path.name} is a link to another folder; move that folder here, or delete the link.")
         run = open_run(path)
-        checkpoints = run.checkpoints()
+        checkpoints = run.checkpoints(MOST_SAVES)
         described |= _about(run) | _state(run, checkpoints, curves=curves)
         described |= _files(run, checkpoints, roots, verify=verify)
         if curves:
@@ -215,7 +215,7 @@ def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -
 
 def _files(run: RunFolder, checkpoints: Sequence[Checkpoint], roots: Sequence[Path], *, verify: bool) -> dict[str, Any]:
     described = {checkpoint.path: _save(checkpoint, verify=verify) for checkpoint in checkpoints}
-    described |= {path: _broken_save(path) for path in run.saves() if path not in described}
+    described |= {path: _broken_save(path) for path in run.saves()[:MOST_SAVES] if path not in described}
     saved = {save["step"] for save in described.values()}
     described |= {each.path: _save(each, verify=verify) for each in run.sampled() if each.step not in saved}
     saves = [save for path, save in described.items() if path.is_dir()]  # check again: a run in progress removes saves

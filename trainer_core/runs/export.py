@@ -8,9 +8,11 @@ import zipfile
 from pathlib import Path
 from typing import IO, Any
 
+from ..common.wording import names
 from .detail import sample_files, settings_of
 from .folder import FILES, LORA, Checkpoint, RunFolder
 
+MOST_NAMED = 20  # steps in a message
 LARGEST = 20 * 10**9  # bytes of the LoRA files of a save
 
 
@@ -23,7 +25,7 @@ def save_to_export(run: RunFolder, step: int | None) -> Checkpoint:
             return checkpoint
     if not found:
         raise ValueError(f"The run {run.path.name} has no LoRA to export.")
-    steps = ", ".join(str(checkpoint.step) for checkpoint in reversed(found))
+    steps = names((str(checkpoint.step) for checkpoint in reversed(found)), MOST_NAMED)
     raise ValueError(f"The run {run.path.name} has no LoRA of step {wanted}; it has LoRAs of the steps {steps}.")
 
 

@@ -58,6 +58,7 @@ from ..common.values import (
     read_object,
     unfit,
 )
+from ..common.windows import WINDOWS
 from ..common.wording import names, printable, say
 from ..config import MOST_LORAS, run_again, setting
 from .asked import take
@@ -344,9 +345,9 @@ class RunFolder:
             (folder / CHECKPOINT).write_text(json.dumps(about, indent=1), encoding="utf-8")
         return checkpoint
 
-    def checkpoints(self) -> list[Checkpoint]:
-        """List the saves whose checkpoint.json is readable, the newest first."""
-        return _readable(self.saves())
+    def checkpoints(self, newest: int | None = None) -> list[Checkpoint]:
+        """List the saves whose checkpoint.json is readable, the newest first; newest: look at so many at most."""
+        return _readable(self.saves()[:newest])
 
     def loras(self) -> list[Checkpoint]:
         """List what holds LoRA files, the newest first: saves, and sampled steps whose save is gone."""
@@ -363,9 +364,12 @@ class RunFolder:
 
     def _steps_in(self, name: str) -> list[Path]:
         folder = self.path / name
-        paths = [path for path in folder.iterdir() if _STEP.fullmatch(path.name)] if folder.is_dir() else []
-        paths = [path for path in paths if not is_elsewhere(path, folder)]
-        return sorted(paths, key=lambda path: -int(path.name.removeprefix("step-")))
+        if not folder.is_dir() or is_elsewhere(folder, self.path):
+            return []
+        with os.scandir(folder) as entries:  # a run may have thousands
+            found = [entry.name for entry in entries if _STEP.fullmatch(entry.name) and not entry.is_symlink()]
+        found.sort(key=lambda name: -int(name.removeprefix("step-")))
+        return [folder / name for name in found if not WINDOWS or not is_elsewhere(folder / name, folder)]
 
     def set_aside(self, path: Path) -> Path:
         """Rename an unusable save, so that it is no save any more; return its new path."""

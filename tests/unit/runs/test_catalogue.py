@@ -30,7 +30,17 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.config.defaults import Defaults, fill
 from lora_atelier.trainer_core.config.rows import rows_of
 from lora_atelier.trainer_core.data.images import draw_small
-from lora_atelier.trainer_core.runs import Keys, clean, describe_in_detail, finished_checkpoint, list_runs, open_run
+from lora_atelier.trainer_core.runs import (
+    Keys,
+    catalogue,
+    clean,
+    describe_in_detail,
+    export,
+    finished_checkpoint,
+    folder,
+    list_runs,
+    open_run,
+)
 from lora_atelier.trainer_core.runs.catalogue import describe, thin
 from lora_atelier.trainer_core.runs.choose import find_fork
 from lora_atelier.trainer_core.runs.cli import main
@@ -405,3 +415,19 @@ def test_settings_are_grouped_by_node_and_those_that_differ_are_marked(tmp_path)
     assert sorted(every) == sorted(described["settings"])
     words = {each["name"]: each["words"] for group in described["nodes"] for each in group["settings"]}
     assert words["lora.dropout"] == rows_of(LoraConfig)["dropout"].words
+
+
+def test_of_many_saves_only_the_newest_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's run may have a hundred thousand."""
+    run = make_run(tmp_path, "many", saves=range(1, 9), steps=9)
+    read, looked = [], []
+    monkeypatch.setattr(catalogue, "MOST_SAVES", 3)
+    for module, name, seen in ((folder, "read_object", read), (catalogue, "folder_size", looked)):
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda path, seen=seen, f=function: seen.append(path.name) or f(path))
+    told = describe_in_detail(run.path)
+    assert [save["step"] for save in told["saves"]] == [6, 7, 8] and told["step"] == 8
+    assert read.count("checkpoint.json") == 3 and len(looked) == 1 + 3
+    with pytest.raises(ValueError, match=r"it has LoRAs of the steps 1, 2, .* and 5 more\.$"):
+        monkeypatch.setattr(export, "MOST_NAMED", 3)
+        export.save_to_export(run, 9)
