@@ -377,8 +377,12 @@ def answer_kept(_: Any) -> web.Response:
 
 
 def answer_clear(question: Any) -> web.Response:
-    """Delete what the pack keeps, and answer as `answer_kept` does; refused while a LoRA is trained."""
-    if session.at_work():
+    """Delete what the pack keeps, and answer as `answer_kept` does; refused while a LoRA is trained, wherever."""
+    from ..trainer_core.runs import run_paths  # here, so that ComfyUI starts fast
+    from ..trainer_core.runs.folder import RunFolder
+
+    runs = (RunFolder(path=path, about={}) for path in run_paths(folders.runs_folder()))
+    if session.at_work() or any(run.at_work() for run in runs):
         return server.json_answer({"error": say("A LoRA is being trained; clear after it.")}, status=409)
     kept.clear()
     return answer_kept(question)

@@ -12,6 +12,7 @@ import io
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +186,10 @@ async def answer_export(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse(headers=answer.headers)
             response.content_length = file.seek(0, io.SEEK_END)
             file.seek(0)
-            await response.prepare(request)
-            while block := await in_thread(file.read, BLOCK):
-                await response.write(block)
+            with suppress(ConnectionError):  # the client has gone
+                await response.prepare(request)
+                while block := await in_thread(file.read, BLOCK):
+                    await response.write(block)
             return response
 
 

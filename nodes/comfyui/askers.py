@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import platform
 import secrets
+from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion11, web
 
@@ -21,7 +22,7 @@ def of_this_site(request: web.Request) -> bool:
     A page of another site may lead its own name to this machine. So whose browser asks at the machine has to name it by
     its own name.
     """
-    if is_local(request.remote) and is_direct(request) and not is_local(request.url.host):
+    if is_local(request.remote) and is_direct(request) and not is_local(_host_of(request)):
         return False
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site is not None:  # behind a proxy the server does not know its own name
@@ -45,11 +46,10 @@ def at_the_machine(request: web.Request) -> bool:
 
     The name in the address counts as well: so no other site can ask in its place, whatever its name leads to.
     """
-    here = request.url  # with the name that the request gives
     same = request.headers.get("Sec-Fetch-Site") == "same-origin"  # browsers send no Origin when a page only reads
     if "Origin" in request.headers:
-        same = request.headers["Origin"] == str(here.origin())
-    return same and is_direct(request) and is_local(request.remote) and is_local(here.host)
+        same = request.headers["Origin"] == f"{request.scheme}://{request.host}"
+    return same and is_direct(request) and is_local(request.remote) and is_local(_host_of(request))
 
 
 def is_direct(request: web.Request) -> bool:
@@ -75,6 +75,14 @@ def is_local(host: str | None) -> bool:
         return (getattr(address, "ipv4_mapped", None) or address).is_loopback
     except ValueError:  # another name
         return False
+
+
+def _host_of(request: web.Request) -> str:
+    """Read the name that a request gives to the server; "" for what is no name."""
+    try:
+        return urlsplit(f"//{request.host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _is_own(origin: str, request: web.Request) -> bool:

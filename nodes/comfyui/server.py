@@ -65,9 +65,11 @@ def add_question(
             return refused
         if request.content_length is None or request.content_length > largest:
             return json_answer({"error": f"The question is too long; send at most {largest} bytes."}, status=413)
-        text = await request.read()
         try:
+            text = await request.read()
             question = json.loads(text)
+        except ConnectionError:  # the client has gone
+            return web.Response(status=400)
         except (ValueError, RecursionError):  # neither text nor JSON
             return json_answer({"error": "The question is not JSON."}, status=400)
         return await _answer(request, text, partial(answer, request, question))

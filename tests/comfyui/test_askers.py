@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 import subprocess
 import threading
 import time
@@ -13,9 +14,11 @@ from typing import cast
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from run_folders import make_run
 
 from comfy_client import ComfyClient, ComfyServer, answer_of, free_port, send
 from lora_atelier.dev import ROOT
+from lora_atelier.trainer_core.common.files import remove_folder
 
 ROUTE = re.compile(r'add_(route|download|question)\("(/[^"]+)"')
 ELSEWHERE: list[dict[str, str | None]] = [
@@ -202,3 +205,25 @@ def test_all_threads_of_the_pack_are_its_own() -> None:
     found = [path.name for path in (ROOT / "nodes").rglob("*.py") if "run_in_executor" in path.read_text("utf-8")]
     assert found == ["threads.py"]
     assert not [path for path in (ROOT / "nodes").rglob("*.py") if "to_thread" in path.read_text("utf-8")]
+
+
+def test_a_client_that_goes_leaves_no_error_in_the_log(comfy: ComfyClient, server: ComfyServer, tmp_path: Path) -> None:
+    """In the middle of its question, or of a zip that is larger than what the system takes at once."""
+    run = make_run(server.base / "output" / "atelier" / "runs", tmp_path.name, saves=(2,), finished=2, steps=2)
+    (run.path / "samples").mkdir()
+    (run.path / "samples" / "step-00000002-1.png").write_bytes(bytes(30_000_000))
+    host, before = comfy.url.partition("//")[2], len(server.log_text())
+    question = f"Origin: {comfy.url}\r\nAtelier-Token: {comfy.token()}\r\nContent-Type: application/json"
+    for first, more in [
+        (f"GET /atelier/runs/{run.path.name}/export/last HTTP/1.1", ""),
+        ("POST /atelier/runs/rename HTTP/1.1", f"{question}\r\nContent-Length: 500\r\n"),
+    ]:
+        with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])), timeout=60) as connection:
+            connection.sendall(f"{first}\r\nHost: {host}\r\n{more}\r\n".encode())
+            if not more:
+                assert connection.recv(15) == b"HTTP/1.1 200 OK"
+    temp = server.base / "temp"
+    while send(comfy, f"/atelier/runs/{run.path.name}/export/2")[0] != 200:
+        time.sleep(0.1)
+    assert "Traceback" not in server.log_text()[before:] and not [*temp.glob("tmp*")]
+    remove_folder(run.path)

@@ -19,7 +19,7 @@ from run_folders import make_run
 from safetensors import safe_open
 from train_graph import train_graph
 
-from comfy_client import ComfyClient, ComfyServer, answer_of
+from comfy_client import ComfyClient, ComfyServer, answer_of, send
 from lora_atelier.dev import TINY_BASE
 from lora_atelier.trainer_core.runs import RunFolder, open_run
 
@@ -121,6 +121,8 @@ def test_a_run_in_training_is_not_deleted(comfy, run, ask) -> None:
         for steps in (None, [2]):
             status, answer = ask("delete", steps=steps, agreed=size)
             assert status == 409 and answer["error"] == "This run is in training; delete it after that."
+        # Another process trains it, and reads what is kept.
+        assert send(comfy, "/atelier/kept/clear", {})[1] == {"error": "A LoRA is being trained; clear after it."}
     assert len(run.saves()) == 2
 
 

@@ -11,7 +11,7 @@ from .wording import printable
 
 MOST_COUNT = 10**12  # steps of a run, bytes of a file
 LATEST = 32_503_680_000  # seconds since 1970: the year 3000, the last one that Windows can write as a date
-LONGEST_PART = 200  # characters of a part of a path
+LONGEST_PART = 200  # bytes of a part of a path
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -76,4 +76,4 @@ def is_inside(path: object) -> bool:
 
 def is_plain(token: str) -> bool:
     """Tell whether a text can be part of a file's name, on every system."""
-    return len(token) <= LONGEST_PART and not set(token) & set('/\\:*?"<>|') and token == printable(token)
+    return token == printable(token) and len(token.encode()) <= LONGEST_PART and not set(token) & set('/\\:*?"<>|')

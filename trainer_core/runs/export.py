@@ -12,6 +12,8 @@ from ..common.wording import names
 from .detail import sample_files, settings_of
 from .folder import FILES, LORA, Checkpoint, RunFolder
 
+LONGEST_PARTS = 200  # bytes of a file's ending and of a token, together
+LONGEST_NAME = 255  # bytes of a name in a zip, as file systems take
 MOST_NAMED = 20  # steps in a message
 LARGEST = 20 * 10**9  # bytes of the LoRA files of a save
 
@@ -36,6 +38,9 @@ def sound_files(run: RunFolder, checkpoint: Checkpoint) -> list[tuple[str, Path,
     names = [name for each in listed for name in (each.path, *each.words.values())]
     if sum(checkpoint.files[name]["size"] for name in names) > LARGEST:
         problem = f"its files are larger than {LARGEST / 1e9:.0f} GB"
+    parts = [len(Path(each.path).stem.encode()) + len(token.encode()) for each in listed for token in ("", *each.words)]
+    if max(parts, default=0) > LONGEST_PARTS:
+        problem = "the names of its files are too long"
     if problem := problem or (checkpoint.problem(*names) if names else "it holds no LoRA"):
         raise ValueError(f"The save of step {checkpoint.step} of {run.path.name} is not exported: {problem}.")
     return [
@@ -90,13 +95,17 @@ def write_archive(run: RunFolder, checkpoint: Checkpoint, file: IO[bytes]) -> st
 
     Nothing in it names a place of this machine. Raises ValueError for a damaged save, and OSError of the disk.
     """
-    name = re.sub(r"[^A-Za-z0-9 .()-]+", "_", f"{run.title() or run.path.name}-step-{checkpoint.step}")
+    files = sound_files(run, checkpoint)
+    endings = [(ending, lora, "") for ending, lora, _ in files]
+    endings += [
+        (f"{ending}-{token}", word, "embeddings/") for ending, _, words in files for token, word in words.items()
+    ]
+    longest = LONGEST_NAME - len(".safetensors") - max(len(ending.encode()) for ending, *_ in endings)
+    name = re.sub(r"[^A-Za-z0-9 .()-]+", "_", f"{run.title() or run.path.name}-step-{checkpoint.step}")[-longest:]
     settings: dict[str, Any] = {"steps": run.steps, "saved after step": checkpoint.step, **settings_of(run)}
     with zipfile.ZipFile(file, "w") as archive:  # not compressed: neither weights nor pictures get smaller
-        for ending, lora, embeddings in sound_files(run, checkpoint):
-            archive.write(lora, f"{name}/{name}{ending}.safetensors")
-            for token, word in embeddings.items():
-                archive.write(word, f"{name}/embeddings/{name}{ending}-{token}.safetensors")
+        for ending, path, folder in endings:
+            archive.write(path, f"{name}/{folder}{name}{ending}.safetensors")
         archive.writestr(f"{name}/settings.json", json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
         for sample in sample_files(run):
             archive.write(sample, f"{name}/samples/{sample.name}")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from run_folders import PLACE, make_run
+from run_folders import LORA, PLACE, WORD, make_run
+from safetensors.torch import save_file
 from windows_rules import on_linux
 
 from lora_atelier.trainer_core.common import windows
@@ -188,3 +189,38 @@ def test_a_signature_changes_with_every_change_that_is_shown(run):
         assert len(seen) == count
     with run.locked():
         assert signature(run.path) is None
+
+
+def save_of(run: RunFolder, token: str, ending: str) -> None:
+    """Write a save whose one LoRA has such an ending and such a token."""
+
+    def write(folder: Path) -> None:
+        save_file(LORA, folder / f"lora{ending}.safetensors")
+        save_file(WORD, folder / "word.safetensors")
+        files = {"path": f"lora{ending}.safetensors", "words": {token: "word.safetensors"}, "steps": 2}
+        write_json(folder / "files.json", {"files": [files]})
+
+    run.save(2, write, stays=True)
+
+
+@pytest.mark.parametrize(
+    ("title", "token", "ending"),
+    [("x" * 100, "moss", ""), ("", "\u6f22" * 60, ""), ("y" * 100, "a" * 100, "-" + "\u00e9" * 40)],
+    ids=["title", "token", "all"],
+)
+def test_every_file_of_a_zip_has_a_name_that_file_systems_take(tmp_path, title, token, ending):
+    run = make_run(tmp_path, "z" * 200)
+    run.rename(title)
+    save_of(run, token, ending)
+    with (tmp_path / "x.zip").open("wb") as file:
+        write_archive(run, run.checkpoints()[0], file)
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
+        archive.extractall(tmp_path / "out")
+        assert len(archive.namelist()) == 3
+
+
+def test_names_that_no_file_system_takes_are_refused(tmp_path):
+    run = make_run(tmp_path, "long")
+    save_of(run, "a" * 120, "-" + "\u00e9" * 60)
+    with pytest.raises(ValueError, match="the names of its files are too long"):
+        write_archive(run, run.checkpoints()[0], io.BytesIO())
