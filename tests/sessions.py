@@ -208,6 +208,12 @@ def forked(job: dict[str, Any], config: RunConfig) -> int:
         with ExitStack() as stack:
             stack.callback(os._exit, 1)  # a traceback is printed by the hook, and nothing of the parent's runs here
             stack.push(_print_traceback)
+            if room := job.get("room"):
+                import resource  # not on Windows
+
+                # bytes that the process may take, as by ulimit -v
+                now = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_AS, (now + room, now + room))
             _session_of(job, config)
             os._exit(0)
     if job.get("after") is not None:

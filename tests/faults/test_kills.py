@@ -158,3 +158,12 @@ def test_a_process_that_is_terminated_leaves_what_a_killed_one_does(server, whol
     answer = server.answer("terminated")
     assert answer["left"] == whole["left"] and answer["steps"] == [3, 4]
     assert "(process " in answer["how"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("megabytes", [16, 48, 96, 160, 256])
+def test_a_process_that_gets_no_more_memory_spoils_nothing(server, whole, megabytes):
+    name = f"room-{megabytes}"
+    assert server.session(name, room=megabytes << 20) in (0, 1)
+    assert server.session(name) == 0 and server.answer(name)["left"] == whole["left"]
+    assert not unfinished(server.folder / name)

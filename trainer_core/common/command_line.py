@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .disk_errors import why
+from .wording import OUT_OF_RAM
 
 PROGRAM = "python custom_nodes/lora-atelier"  # how help texts and messages call the pack's folder
 
@@ -26,5 +27,7 @@ def run_command(command: Callable[[Namespace], int], options: Namespace) -> int:
         sentence = f"{error.filename}: {why(error)}." if error.filename else str(error)
     except (ValueError, RuntimeError) as error:
         sentence = str(error)
+    except MemoryError:
+        sentence = OUT_OF_RAM
     print(sentence, file=sys.stderr)
     return 2

@@ -6,6 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
+OUT_OF_RAM = (
+    "Out of memory: no more RAM is free for this process. Close other programs, or lower the resolution and the batch "
+    "size; what is saved is kept."
+)
 _COMPUTED = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:e[+-]?[0-9]+)?")
 # Control characters, those that turn the direction of what follows, and halves of characters.

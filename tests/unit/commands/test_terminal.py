@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import signal
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from lora_atelier.trainer_core.commands.layout import layout
 from lora_atelier.trainer_core.commands.terminal import ENDING, Screen, Stop, TerminalProgress, stopping
 from lora_atelier.trainer_core.common.callbacks import StepReport
+from lora_atelier.trainer_core.common.command_line import run_command
 from lora_atelier.trainer_core.runs import Keys
 from lora_atelier.trainer_core.runs.folder import new_run
 
@@ -119,3 +121,11 @@ def test_files_go_where_the_page_puts_them(tmp_path):
         layout(None, None, copied).runs == tmp_path
         and layout(None, None, copied).loras == Path("output/loras").absolute()
     )
+
+
+def test_a_command_that_gets_no_memory_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    def command(_: object) -> int:
+        raise MemoryError
+
+    assert run_command(command, Namespace()) == 2
+    assert capsys.readouterr().err.startswith("Out of memory: no more RAM is free")

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import signal
+import time
 from contextlib import ExitStack
 from unittest import mock
 
@@ -161,3 +163,22 @@ def test_a_new_folder_is_whole_or_not_there(tmp_path):
         (place / "one").write_text("", encoding="utf-8")
         raise OSError
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the process that is stopped here is forked: Unix only")
+def test_a_process_that_stands_still_for_an_hour_keeps_its_run(run):
+    process = os.fork()
+    if process == 0:
+        with run.locked():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    os.waitpid(process, os.WUNTRACED)
+    hour = time.time() - 3600
+    os.utime(run.path / "owner.json", (hour, hour))
+    assert run.at_work()
+    with pytest.raises(RuntimeError, match=f"is being trained by process {process} "), run.locked():
+        pass
+    os.kill(process, signal.SIGCONT)
+    assert os.waitpid(process, 0)[1] == 0 and not run.at_work()
+    with run.locked():
+        pass
