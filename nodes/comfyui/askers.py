@@ -6,9 +6,9 @@ import hmac
 import ipaddress
 import platform
 import secrets
-from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion11, web
+from yarl import URL
 
 TOKEN = secrets.token_urlsafe(24)  # of this process; no other site can read it
 HEADER = "Atelier-Token"
@@ -79,7 +79,7 @@ def is_local(host: str | None) -> bool:
 def _host_of(request: web.Request) -> str:
     """Read the name that a request gives to the server; "" for what is no name."""
     try:
-        return urlsplit(f"//{request.host}").hostname or ""
+        return URL(f"//{request.host}").host or ""
     except ValueError:
         return ""
 

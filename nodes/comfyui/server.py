@@ -57,7 +57,7 @@ def add_question(
 ) -> None:
     """Add a route that answers a question in JSON of a page that holds the token; only while ComfyUI starts.
 
-    largest: bytes of the question. may_ask: refuses more requests than others do.
+    largest: bytes of the question. may_ask: refuses more askers than others do.
     """
 
     async def guarded(request: web.Request) -> web.StreamResponse:
