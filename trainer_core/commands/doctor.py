@@ -57,7 +57,11 @@ def packages() -> Iterator[Line]:
 
 def optional() -> Iterator[Line]:
     """List the packages that some settings need; none of them has to be there."""
-    names = [name for group in ("bnb", "optimizers", "tensorboard") for name, _ in required(group)]
+    text = (PACK / "pyproject.toml").read_text(encoding="utf-8")
+    groups = re.findall(
+        r"^(\w+) = \[", text.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.MULTILINE
+    )
+    names = [name for group in groups if group != "dev" for name, _ in required(group)]
     yield True, "for some settings: " + ", ".join(f"{name} {_version(name) or 'is not installed'}" for name in names)
 
 
