@@ -213,6 +213,11 @@ def test_import_writes_a_toml_and_its_workflow(tmp_path, monkeypatch, capsys):
         ("x.toml", "a = ", "not TOML"),
         ("x.toml", "a = 1", "it is no file of a trainer"),
         ("x.toml", "", "it is empty"),
+        (
+            "x.toml",
+            'pretrained_model_name_or_path = "m"\nlearning_rate = [1, 2]',
+            "it holds [1, 2] where a number belongs",
+        ),
         ("x.sh", "echo hello", "it holds no command that trains"),
         ("x.sh", "pip install --upgrade torch", "it holds no command that trains"),
         ("x.yaml", "a: [1", "it is no YAML"),

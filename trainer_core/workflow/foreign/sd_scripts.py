@@ -666,7 +666,8 @@ def put_optimizer(found: Imported, kind: str) -> str:
 
 
 def _rates(found: Imported, given: Given, *, second: bool, family: str) -> None:
-    rate = number(found, given, "learning_rate")
+    value = given.take("learning_rate")
+    rate = None if value in (None, "") else real(value)  # a run without its rate would be another one
     own = number(found, given, "unet_lr")
     denoiser = rate if own is None else own
     if on(given.take("network_train_text_encoder_only")):
