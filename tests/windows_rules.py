@@ -43,6 +43,7 @@ LEFT_OUT = {
     f"{CACHE}_pruning_deletes_the_oldest_as_far_as_needed_and_nothing_in_use": MAPPED,
     f"{CACHE}_what_is_used_of_a_mostly_unused_shard_is_written_anew_and_the_space_comes_back": MAPPED,
     "unit/data/scan/test_scan.py::test_what_windows_cannot_open_is_named_with_the_reason": LONG,
+    "unit/runs/test_export.py::test_every_file_of_a_zip_has_a_name_that_file_systems_take": LONG,
     **{f"{CHANGES}[{how}]": OPEN for how in ("replace", "unlink")},
     **{f"{ODD}[name: {name}]": NAME for name in ("quotes", "stars", "line feed", "tab and bell")},
     **{f"{ODD}[name: {name} after the ending]": NAME for name in ("blank", "dot")},

@@ -29,7 +29,7 @@ KNOWN = {
     "nodes/comfyui/shown.py": {"runs": OURS, "_nodes_of": "workflow"},
     "nodes/help_pages.py": {"help_page": OURS, "_read": OURS},
     "nodes/run_routes.py": {"drawn_small": "picture"},
-    "trainer_core/commands/doctor.py": {"required": OURS, "places": PERSON},
+    "trainer_core/commands/doctor.py": {"lists": OURS, "places": PERSON},
     "trainer_core/commands/plan.py": {"tell_plan": NOT},
     "trainer_core/commands/train.py": {"train_run": NOT},
     "trainer_core/common/files.py": dict.fromkeys(("open_file", "file_digest", "short_hash", "_to_disk"), NOT),

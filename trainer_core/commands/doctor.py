@@ -57,19 +57,19 @@ def packages() -> Iterator[Line]:
 
 def optional() -> Iterator[Line]:
     """List the packages that some settings need; none of them has to be there."""
-    text = (PACK / "pyproject.toml").read_text(encoding="utf-8")
-    groups = re.findall(
-        r"^(\w+) = \[", text.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.MULTILINE
-    )
-    names = [name for group in groups if group != "dev" for name, _ in required(group)]
+    names = [name for group in lists() if group not in ("dependencies", "dev") for name, _ in required(group)]
     yield True, "for some settings: " + ", ".join(f"{name} {_version(name) or 'is not installed'}" for name in names)
 
 
 def required(group: str) -> list[tuple[str, str]]:
-    """Read (package, least version) of a list of pyproject.toml, which stays the one place that has them."""
-    text = (PACK / "pyproject.toml").read_text(encoding="utf-8")
-    found = re.search(rf"^{group} = \[(.*?)\]", text, re.DOTALL | re.MULTILINE)
-    return re.findall(r'"([\w-]+)>=([\w.]+)', found[1] if found else "")
+    """Give (package, least version) of a list of pyproject.toml."""
+    return re.findall(r'"([\w-]+)>=([\w.]+)', lists().get(group, ""))
+
+
+def lists() -> dict[str, str]:
+    """Read the lists of packages in pyproject.toml, which stays the one place that has them."""
+    text = (PACK / "pyproject.toml").read_text(encoding="utf-8").partition("[project.urls]")[0]
+    return dict(re.findall(r"^(\w+) = \[(.*?)\]$", text, re.DOTALL | re.MULTILINE))
 
 
 def devices() -> Iterator[Line]:

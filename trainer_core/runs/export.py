@@ -14,6 +14,7 @@ from .folder import FILES, LORA, Checkpoint, RunFolder
 
 LONGEST_PARTS = 200  # bytes of a file's ending and of a token, together
 LONGEST_NAME = 255  # bytes of a name in a zip, as file systems take
+LONGEST_TITLE = 100  # of these the title's: it stands twice in a path, of which Windows takes 259 letters
 MOST_NAMED = 20  # steps in a message
 LARGEST = 20 * 10**9  # bytes of the LoRA files of a save
 
@@ -101,6 +102,7 @@ def write_archive(run: RunFolder, checkpoint: Checkpoint, file: IO[bytes]) -> st
         (f"{ending}-{token}", word, "embeddings/") for ending, _, words in files for token, word in words.items()
     ]
     longest = LONGEST_NAME - len(".safetensors") - max(len(ending.encode()) for ending, *_ in endings)
+    longest = min(longest, LONGEST_TITLE)
     name = re.sub(r"[^A-Za-z0-9 .()-]+", "_", f"{run.title() or run.path.name}-step-{checkpoint.step}")[-longest:]
     settings: dict[str, Any] = {"steps": run.steps, "saved after step": checkpoint.step, **settings_of(run)}
     with zipfile.ZipFile(file, "w") as archive:  # not compressed: neither weights nor pictures get smaller
