@@ -112,8 +112,12 @@ def wrong_end(entry: dict[str, Any]) -> str:
 
 
 def stray_tracebacks(log: str, said: set[str]) -> Iterator[str]:
-    """Yield each traceback of our code in a log that no prompt's message tells of."""
+    """Yield each traceback of our code in a log that no prompt's message tells of.
+
+    Python's logging adds a call stack where it cannot print what ComfyUI says of a prompt, such as half a letter.
+    """
     for chain in re.split(r"(?m)^(?=Traceback )", re.sub(CHAIN, "\n", log))[1:]:
+        chain = chain.partition("\nCall stack:\n")[0]
         if OURS.search(chain) and not any(message in chain for message in said):
             yield chain[:4000]
 
