@@ -56,7 +56,7 @@ def run(comfy_modules: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(folders, "shelves", lambda: [tmp_path / "loras"])
     monkeypatch.setattr(allowed, "list_file", lambda: tmp_path / "user" / "allowed.txt")
     monkeypatch.setattr(server, "announce_lora", lambda: None)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(folders, "temp_folder", lambda: tmp_path)
     return make_run(tmp_path / "runs", "moss", saves=(2, 4), finished=4)
 
 
