@@ -41,7 +41,8 @@ async function bring(files) {
   if (answer.error) return toast(answer);
   const view = viewOf(answer.workflow.nodes);
   // In the file, as the editor fits one without a view to the window by and by, and makes a large one illegible.
-  await app.loadGraphData({ ...answer.workflow, extra: { ...answer.workflow.extra, ds: view } }, true, true, answer.name);
+  const workflow = { ...answer.workflow, extra: { ...answer.workflow.extra, ds: view } };
+  await app.loadGraphData(workflow, true, true, answer.name);
   Object.assign(app.canvas.ds, view); // where a setting keeps the editor from the view of a file
   app.canvas.setDirty(true, true);
   refuse(answer.open);

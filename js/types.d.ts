@@ -24,6 +24,7 @@ interface WidgetOptions {
 }
 
 interface GraphNode {
+  flags?: { collapsed?: boolean };
   id: number | string;
   type: string;
   comfyClass?: string;

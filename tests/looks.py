@@ -2,7 +2,7 @@
 
 LEAST_LETTERS = 10  # pixels on the screen
 LEAST_CONTRAST = 4.5  # to 1
-MOST_EMPTY = 0.25  # of a node's height, beneath what it holds
+MOST_EMPTY = 0.25  # of a node's height, in one piece
 
 # Texts within the elements of a selector, with their height on the screen and their contrast with what is behind them.
 TEXTS = """selector => {
@@ -60,15 +60,17 @@ OVERLAPS = """() => window.app.graph.nodes.flatMap((one, i, all) => all.slice(i 
     return ax < bx + bw && bx < ax + aw && ay < by + bh && by < ay + ah;
 }).map(other => `${one.title} over ${other.title}`))"""
 
-# The pack's nodes with the share of their height that is empty beneath what they hold.
+# The pack's nodes with the largest share of their height that is empty.
 EMPTY = """vue => window.app.graph.nodes.filter(node => !node.flags.collapsed &&
         (node.comfyClass?.startsWith("Atelier") || node.subgraph)).map(node => {
     if (vue) {
         const outer = document.querySelector(`[data-node-id="${node.id}"]`), box = outer.getBoundingClientRect();
         const inner = [...outer.querySelectorAll("*")].filter(each => each.checkVisibility() && !each.children.length &&
             (each.textContent.trim() || /^(IMG|CANVAS|INPUT|TEXTAREA|BUTTON|svg)$/.test(each.tagName)));
-        const low = Math.max(...inner.map(each => each.getBoundingClientRect().bottom));
-        return [node.title, (box.bottom - low) / box.height];
+        const parts = inner.map(each => each.getBoundingClientRect()).sort((one, other) => one.top - other.top);
+        let low = box.top, widest = 0; // between what stands above one another, as the editor puts some at the foot
+        for (const { top, bottom } of parts) [widest, low] = [Math.max(widest, top - low), Math.max(low, bottom)];
+        return [node.title, Math.max(widest, box.bottom - low) / box.height];
     }
     const slots = Math.max(node.inputs?.filter(each => !each.widget).length ?? 0, node.outputs?.length ?? 0);
     const widgets = (node.widgets ?? []).filter(each => !each.hidden && each.y && node.isWidgetVisible(each));

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from looks import BEHIND
+from looks import BEHIND, EMPTY, MOST_EMPTY
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import PACK, QUICKSTART, ROOT, START, TINY_BASE, TINY_FLOW
@@ -52,7 +52,7 @@ def test_templates_have_names_and_pictures(editor) -> None:
 
 @pytest.mark.parametrize("width,height", [(1280, 720), (1600, 900)])
 def test_templates_open_readable(editor, width: int, height: int) -> None:
-    """As from the list of templates, where the editor fits them into its window; links pass behind no node."""
+    """As from the list of templates, which the editor fits into its window: no link behind a node, no empty room."""
     size = editor.page.viewport_size
     editor.page.set_viewport_size({"width": width, "height": height})
     renderer, found = "vue" if editor.vue else "litegraph", {}
@@ -65,7 +65,8 @@ def test_templates_open_readable(editor, width: int, height: int) -> None:
                 "count => window.app.graph.nodes.length === count", arg=len(workflow["nodes"])
             )
             editor.settle()
-            found[path.stem] = (editor.run("() => window.app.canvas.ds.scale"), editor.run(BEHIND))
+            empty = [each for each in editor.run(EMPTY, editor.vue) if each[1] > MOST_EMPTY]
+            found[path.stem] = (editor.run("() => window.app.canvas.ds.scale"), editor.run(BEHIND) + empty)
             editor.screenshot(f"{path.stem.split()[0]}-{width}-{renderer}-{editor.version}")
         assert {name: each for name, each in found.items() if each[0] < READABLE or each[1]} == {}
     finally:
