@@ -51,6 +51,9 @@ const LOSS = "rgb(255,176,66)", VALIDATION = "rgb(96,180,255)", RATE = "rgb(190,
 const CONCEPTS = ["rgb(126,211,120)", "rgb(240,120,150)", "rgb(90,210,200)", "rgb(220,220,110)", "rgb(235,130,90)"];
 const OUTLIERS = 0.02; // share at each end that the axis leaves out
 const REMEMBERED = "Atelier.Graph"; // in the browser's storage
+/** @type {[string, string][]} how the names of parts in LoRA files begin, and the input that sets their rate */
+const PARTS = [["lora_unet", "learning_rate"], ["lora_te2", "text_encoder_2_learning_rate"],
+  ["lora_te1", "text_encoder_learning_rate"], ["lora_te", "text_encoder_learning_rate"]];
 /** @type {Settings} */
 const USUAL = { smoothing: 0.6, raw: true, log: false, clip: true, validation: true, rate: true, concepts: true,
   levels: true };
@@ -65,6 +68,13 @@ const SWITCHES = {
   levels: [t("levels"), t("Show the validation loss at each noise level, on the validation's axis")],
 };
 const NAMES = /** @type {Switch[]} */ (Object.keys(SWITCHES));
+
+// A learning rate by its input, with what is said of some layers of the part, such as "conv" or "x0.5".
+/** @param {string} group */
+function nameOf(group) {
+  const [part, input] = PARTS.find(([part]) => group.startsWith(part)) ?? [];
+  return part ? input + group.slice(part.length).replaceAll("_", " ") : group;
+}
 
 // From blue, little noise, to red.
 /** @param {number} i @param {number} count */
@@ -379,7 +389,7 @@ export class RunGraph {
             points, thick: 1, dots: true });
       if (this.#shows("rate"))
         for (const [group, points] of run.rate.filter(([, points]) => points.length))
-          lines.push({ run, axis: "rate", name: t("rate {0}", group),
+          lines.push({ run, axis: "rate", name: nameOf(group),
             colour: one ? RATE : colour, points, thick: 1.2, dash: [2, 3] });
     }
     /** @param {Curve} points */

@@ -33,7 +33,7 @@ def make_run(
     config = {"base_model": {"path": f"{PLACE}/base.safetensors"}}
     run = new_run(runs, Keys(run=key * 64, course=key * 64), name, steps, config=config, pictures=3)
     for step in range(1, logged + 1):
-        run.log("step", step=step, loss=1 / step, lr={"unet": 1e-4})
+        run.log("step", step=step, loss=1 / step, lr={"lora_unet": 1e-4})
     for step in saves:
 
         def write(folder: Path, step: int = step) -> None:

@@ -286,7 +286,9 @@ def test_samples_of_compared_runs_stand_side_by_side(editor, runs: list[RunFolde
     page.wait_for_timeout(200)
     said = tab.locator(".atelier-graph > div:last-child > div").all_inner_texts()
     assert next(line for line in said if line.startswith("fern")).split(" · ")[1] == "step 2"
-    assert "loss of the step 0.500" in next(line for line in said if line.startswith("fern"))
+    assert {"loss of the step 0.500", "learning_rate 1.0e-4"} <= {
+        part for line in said if line.startswith("fern") for part in line.split(" · ")
+    }
     assert fits(page) and faint(page, ".atelier-runs *") == []
 
     tab.locator(".samples").filter(has_text="last samples · a cat").get_by_role("button").first.click()
