@@ -69,7 +69,7 @@ const SWITCHES = {
 };
 const NAMES = /** @type {Switch[]} */ (Object.keys(SWITCHES));
 
-// A learning rate by its input, with what is said of some layers of the part, such as "conv" or "x0.5".
+// Names a learning rate by its input; the name of a group may go on for some layers of the part, as in "conv" or "x0.5".
 /** @param {string} group */
 function nameOf(group) {
   const [part, input] = PARTS.find(([part]) => group.startsWith(part)) ?? [];

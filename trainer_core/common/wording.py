@@ -64,6 +64,11 @@ def names(items: Iterable[str], most: int = 5) -> str:
     return printable(", ".join(n if len(n) <= 80 else f"{n[:50]}...{n[-25:]}" for n in items[:most])) + more
 
 
+def them(what: Sized) -> str:
+    """Write the pronoun for so many things."""
+    return "it" if len(what) == 1 else "them"
+
+
 def count(items: Sized | float, one: str, many: str = "") -> str:
     """Write a number with its noun: "1 picture has", "2 pictures have"; many: by default `one` with an s."""
     text = short(items if isinstance(items, int | float) else len(items))

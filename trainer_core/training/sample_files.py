@@ -33,7 +33,7 @@ PARAMETERS, TOLD = "parameters", "atelier_sample"  # what a sample was drawn wit
 def draw_samples(run: Run, keep: Callable[[Run], None] = lambda _: None) -> list[Path]:
     """Draw the samples with the current weights into PNG files; report a failure once.
 
-    The plain or best weights come first, then those of an average. keep: called before anybody is told of them.
+    The plain or best weights come first, then those of an average. keep: called before a page shows them.
     """
     if not run.config.sample.prompts:
         return []

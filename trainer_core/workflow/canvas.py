@@ -393,15 +393,18 @@ def nested_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = {name: value for name, value in inputs.items() if "." not in name}
     for name in sorted({name.partition(".")[0] for name in inputs if "." in name}):
-        inner = {key.removeprefix(f"{name}."): each for key, each in inputs.items() if key.startswith(f"{name}.")}
+        inner = _below(inputs, name)
         rows = {number for number, _, rest in (key.partition(".") for key in inner) if number.isdecimal() and rest}
         if rows:
-            parts = ({key.removeprefix(f"{row}."): each for key, each in inner.items() if key.startswith(f"{row}.")}
-                     for row in sorted(rows, key=int))  # fmt: skip
-            found[name] = [nested_inputs(part) for part in parts]
+            found[name] = [nested_inputs(_below(inner, row)) for row in sorted(rows, key=int)]
         else:
             found[name] = {**({name: inputs[name]} if name in inputs else {}), **nested_inputs(inner)}
     return found
+
+
+def _below(inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Take the inputs whose names begin with a name and a dot, by the rest."""
+    return {key.removeprefix(f"{name}."): each for key, each in inputs.items() if key.startswith(f"{name}.")}
 
 
 def named_values(rows: tuple[Row, ...], named: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lora_atelier.trainer_core.common.wording import count, table_cell
+from lora_atelier.trainer_core.common.wording import count, table_cell, them
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,7 @@ def test_a_count_agrees_with_its_noun(text: str, wanted: str) -> None:
 def test_no_text_of_a_table_is_computed(text: str) -> None:
     assert table_cell(text) == f"'{text}"
     assert [table_cell(each) for each in ("a=1", "", "-1.5", "+2e-4", -3)] == ["a=1", "", "-1.5", "+2e-4", -3]
+
+
+def test_one_thing_and_several_have_their_pronoun() -> None:
+    assert [them(["a"]), them(["a", "b"])] == ["it", "them"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...common.callbacks import Callbacks
-from ...common.wording import count, names
+from ...common.wording import count, names, them
 from ...config import setting
 from ..controls import Control, control_folders, same_shape
 from ..images import PACKAGES, decoder_error, picture_extensions
@@ -99,10 +99,10 @@ def _report_problems(
     if missing:
         some = count(missing, "picture has", "pictures have")
         sentence = f"{some} no control picture of the same name in {place}: {names(missing)}"
-        report.problem(missing, "without a control picture", sentence, "add them")
+        report.problem(missing, "without a control picture", sentence, f"add {them(missing)}")
     if broken:
         sentence = f"{count(broken, 'control picture')} of {place} cannot be read: {names(broken.values())}"
-        report.problem(broken, "its control picture cannot be read", sentence, "replace or remove them")
+        report.problem(broken, "its control picture cannot be read", sentence, f"replace or remove {them(broken)}")
     if wrong:
         differ = count(wrong, "control picture has", "control pictures have")
         sentence = f"{differ} another shape than the picture in {place}: {names(wrong.values())}"

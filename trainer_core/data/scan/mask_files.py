@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...common.callbacks import Callbacks
-from ...common.wording import count, names
+from ...common.wording import count, names, them
 from ...config import MaskConfig, setting
 from ..images import DECODER_ERRORS, decoder_error
 from ..masks import examine_mask, find_mask, mask_folder
@@ -106,7 +106,9 @@ def _report_problems(
     some = count(missing, "picture has", "pictures have")
     if missing and config.missing == "error":
         sentence = f"{some} no {lacking} in {folder}: {names(missing)}"
-        report.problem(missing, "without a mask", sentence, f"add them, set {setting('masks.missing')} to ones")
+        report.problem(
+            missing, "without a mask", sentence, f"add {them(missing)}, set {setting('masks.missing')} to ones"
+        )
     elif missing and config.missing == "leave_out":
         report.outcomes |= dict.fromkeys(missing, ("left out", "without a mask"))
         report.notes.append(f"Left out: {some} no {lacking} in {folder}: {names(missing)}.")
@@ -114,7 +116,7 @@ def _report_problems(
         report.notes.append(f"{some} no {lacking} and the whole area is trained: {names(missing)}.")
     if broken:
         sentence = f"{count(broken, 'mask', 'masks')} of {folder} cannot be read: {names(broken.values())}"
-        report.problem(broken, "its mask cannot be read", sentence, "replace or remove them")
+        report.problem(broken, "its mask cannot be read", sentence, f"replace or remove {them(broken)}")
     if wrong:
         differ = count(wrong, "mask differs", "masks differ")
         sentence = f"{differ} in size from the picture in {folder}: {names(wrong.values())}"

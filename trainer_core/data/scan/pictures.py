@@ -10,7 +10,7 @@ from pathlib import Path
 import PIL
 
 from ...common.callbacks import Callbacks
-from ...common.wording import count, names
+from ...common.wording import count, names, them
 from ...config import node, setting
 from ..controls import control_folders
 from ..images import DECODER_ERRORS, PACKAGES, decoder_error, examine, picture_extensions
@@ -115,11 +115,11 @@ def examine_pictures(
                 moving.append(file.name)
     if broken:
         sentence = f"{count(broken, 'picture', 'pictures')} in {folder} cannot be read: {names(broken.values())}"
-        report.problem(broken, "it cannot be read", sentence, "replace or remove them")
+        report.problem(broken, "it cannot be read", sentence, f"replace or remove {them(broken)}")
     if tiny:
         some = count(tiny, "picture has", "pictures have")
         sentence = f"{some} a side shorter than {smallest} pixels in {folder}: {names(tiny.values())}"
-        report.problem(tiny, "too small", sentence, "replace or remove them, set min_picture_side lower")
+        report.problem(tiny, "too small", sentence, f"replace or remove {them(tiny)}, set min_picture_side lower")
     if moving:
         some = count(moving, "picture has", "pictures have")
         report.notes.append(f"{some} several frames, of which only the first is used: {names(moving)}.")
