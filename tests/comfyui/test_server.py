@@ -87,7 +87,7 @@ def test_runs_are_listed_by_name_and_nothing_beside_them(any_server: ComfyServer
     assert (found["status"], found["step"], found["steps"]) == ("finished", 4, 4) and beside not in told
     detail = comfy.get(f"/api/atelier/runs/{urllib.parse.quote(run.path.name)}")
     assert detail["published"] == ["atelier/x.safetensors"] and str(any_server.base) not in json.dumps([told, detail])
-    rate = {"unet": [[step, 1e-4] for step in range(1, 5)]}
+    rate = {"lora_unet": [[step, 1e-4] for step in range(1, 5)]}
     loss, validation = [[step, 1 / step] for step in range(1, 5)], [[0, 2.0], [4, 1.5]]
     assert detail["curves"] == {"loss": loss, "validation": validation, "rate": rate, "concepts": {}, "levels": {}}
     assert [save["step"] for save in detail["saves"]] == [2, 4] and found["saves"] == 2
