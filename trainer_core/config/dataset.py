@@ -415,6 +415,11 @@ class ConceptConfig(Config):
     controls: ControlConfig | None = None
 
     @property
+    def keeps_prediction(self) -> bool:
+        """Tell whether these captions keep the base model's prediction, so that the pictures teach nothing."""
+        return self.role == "prior_prediction"
+
+    @property
     def paired(self) -> bool:
         """Tell whether its pictures have others at the other end of a slider."""
         return self.controls is not None and self.controls.paired

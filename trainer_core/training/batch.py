@@ -31,7 +31,7 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
         for i, std in enumerate(stds):
             if std is not None:
                 latents[i] += std * torch.randn(std.shape, generator=generator(seed, "latent", index, i))
-    held = torch.tensor([plan.concepts[sample.picture].role == "prior_prediction" for sample in samples])
+    held = torch.tensor([plan.concepts[sample.picture].keeps_prediction for sample in samples])
     mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, config, latents.shape[2:])
     return Batch(
         index=DrawIndex(

@@ -39,6 +39,6 @@ class MaskedPrior(Term):
 def terms_of(config: RunConfig) -> list[Term]:
     """List the terms of a run's concepts, if any."""
     concepts = config.dataset.concepts
-    held = any(concept.role == "prior_prediction" for concept in concepts)
+    held = any(concept.keeps_prediction for concept in concepts)
     masked = any(concept.masks is not None and concept.masks.prior_weight > 0 for concept in concepts)
     return [*([PriorPrediction()] if held else []), *([MaskedPrior()] if masked else [])]
