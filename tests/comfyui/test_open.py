@@ -10,6 +10,8 @@ from train_graph import CHECKPOINT, node
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import TINY_BASE
+from lora_atelier.trainer_core.config.forms import FORMS
+from lora_atelier.trainer_core.config.forms.run import PARTS
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 
@@ -20,8 +22,17 @@ INTO_TRAIN = {
     "buckets": "AtelierBuckets",
     "memory": "AtelierMemory",
     "saves": "AtelierSaves",
-    "validation": "AtelierValidation",
+    **{form.title.lower(): kind for kind, form in PARTS.items()},
 }
+
+
+def test_every_optional_link_into_a_run_is_known_here() -> None:
+    sockets = {
+        each.name
+        for each in FORMS["AtelierTrain"].inputs
+        if each.optional and (each.socket or "").startswith("ATELIER")
+    }
+    assert sockets - {"lora_config"} == INTO_TRAIN.keys()
 
 
 def whole(comfy: ComfyClient, pictures: Path, info: dict) -> dict:

@@ -5,6 +5,7 @@ from .base import Config
 from .dataset import (
     MASK_SUFFIX,
     MOST_CONTROLS,
+    ONE_EACH,
     STAYING,
     AugmentConfig,
     BucketConfig,
@@ -46,6 +47,7 @@ __all__ = [
     "MODEL_FILES",
     "MOST_CONTROLS",
     "MOST_LORAS",
+    "ONE_EACH",
     "OPEN",
     "OPTIMIZERS",
     "SPATIAL",

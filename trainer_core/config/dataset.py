@@ -21,6 +21,7 @@ FOLDER_RULE = (  # of every input that names a folder of pictures
 )
 
 CaptionSource = Literal["text_file", "one_file", "table", "file_name", "folder_name", "none"]
+ONE_EACH: tuple[CaptionSource, ...] = ("text_file", "table")  # in which people write a caption for each picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..common.axes import Size
 from ..common.disk_errors import describe_disk_error
 from ..common.files import written_whole
 from ..common.json_files import parse_json
@@ -96,7 +97,7 @@ def reference_key(*, picture_digest: str, crop: Crop, background: str, vae_id: s
     )
 
 
-def blank_key(*, size: tuple[int, int], vae_id: str) -> str:
+def blank_key(*, size: Size, vae_id: str) -> str:
     """Compute the key of an inpainting model's extra input channels where the whole picture is painted."""
     return _key(kind="blank", size=size, vae=vae_id)
 

@@ -23,7 +23,7 @@ def shape_of(size: Size, resolution: Resolution, options: BucketConfig, step: in
         bucket = _of_area(size, resolution.area, step)
     elif rule == "sd_scripts" and options.no_upscale:
         return no_upscale_bucket(size, resolution.area, step, logarithmic=False)
-    elif rule == "musubi" and options.no_upscale and math.prod(size) <= resolution.area:
+    elif rule == "musubi" and options.no_upscale and size[0] * size[1] <= resolution.area:
         bucket = (max(step, size[0] - size[0] % step), max(step, size[1] - size[1] % step))
     else:
         bucket = _nearest(size, _shapes(rule, resolution, step, *limits), upright=rule == "onetrainer")
@@ -64,8 +64,8 @@ def _nearest(size: Size, shapes: tuple[Size, ...], *, upright: bool) -> Size:
 
 def _of_area(size: Size, area: int, step: int) -> Size:
     """Round both sides, of a picture that is never enlarged, up or down, to the nearest area that is not too large."""
-    goal = min(math.prod(size), area)
-    scale = math.sqrt(goal / math.prod(size))
+    goal = min(size[0] * size[1], area)
+    scale = math.sqrt(goal / size[0] * size[1])
     widths, heights = ((math.floor(side * scale / step) * step, math.ceil(side * scale / step) * step) for side in size)
     shapes: list[Size] = [*itertools.product(widths, heights)]
     fitting = [shape for shape in shapes if min(shape) > 0 and math.prod(shape) <= area]

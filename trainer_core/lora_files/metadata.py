@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..common.axes import Size
 from ..config import (
     ALGORITHMS,
     MODEL_FILES,
@@ -224,7 +225,7 @@ def _number(value: Fraction) -> int | float:
     return value.numerator if value.denominator == 1 else float(value)
 
 
-def _aspect(size: tuple[int, int]) -> float:
+def _aspect(size: Size) -> float:
     return size[0] / size[1]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..common.wording import count, names
+from ..config import ONE_EACH
 from ..data.fit import KIND, Fit, describe_fits
 from ..data.looks import near_duplicates
 from ..data.plan import Plan
@@ -93,7 +94,7 @@ def _same_captions(plan: Plan) -> Iterator[Finding]:
     pictures = plan.manifest.pictures
     groups: defaultdict[tuple[int, tuple[str, ...]], dict[str, str]] = defaultdict(dict)
     for picture, concept in zip(pictures, plan.concepts, strict=True):
-        own = concept.captions.source in ("text_file", "table") and any(picture.lines)
+        own = concept.captions.source in ONE_EACH and any(picture.lines)
         if own and picture.lines != (concept.captions.class_prompt.strip(),):
             groups[picture.concept, picture.lines].setdefault(picture.digest, picture.name)
     same = [list(group.values()) for group in groups.values() if len(group) > 1]

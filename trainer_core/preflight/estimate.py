@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..common.axes import Size
 from ..common.cancel import look
 from ..common.devices import BLOCK
 from ..config import OPTIMIZERS, MemoryConfig, OptimizerConfig
@@ -341,7 +342,7 @@ def estimate_encoding(
     vae: Any,
     texts: Sequence[Any],
     *,
-    size: tuple[int, int],
+    size: Size,
     dtype: torch.dtype,
     block: int = BLOCK,
 ) -> Encoding:

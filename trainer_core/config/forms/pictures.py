@@ -19,6 +19,7 @@ from ..run import TrainConfig
 from .form import Form, form, linked, own
 
 BASE, CONNECTED = rows_of(BaseModelConfig), rows_of(ConnectedConfig)
+BUCKETS, SHAPES = tuple(rows_of(BucketConfig).values()), rows_of(BucketConfig)["shapes"]
 PICTURES = "Pictures"  # the title of the node that sets how the pictures of a concept are read
 CONCEPT, CAPTIONS, CONTROLS = rows_of(ConceptConfig), rows_of(CaptionConfig), rows_of(ControlConfig)
 
@@ -112,9 +113,9 @@ FORMS: dict[str, Form] = {
     "AtelierBuckets": form(
         "Buckets",
         (
-            *(each for name, each in rows_of(BucketConfig).items() if name != "shapes"),
+            *BUCKETS[: BUCKETS.index(SHAPES)],
             rows_of(TrainConfig)["bucket_step"],
-            rows_of(BucketConfig)["shapes"],
+            *BUCKETS[BUCKETS.index(SHAPES) :],  # a new row stands at the end
         ),
         "BUCKETS",
     ),
