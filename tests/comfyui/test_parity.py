@@ -20,6 +20,7 @@ from lora_atelier.trainer_core.models.sd.names import unet_ldm_names, vae_ldm_na
 from lora_atelier.trainer_core.models.sd.text import encode_caption
 from lora_atelier.trainer_core.networks import Embeddings
 from lora_atelier.trainer_core.training.sample import sample_latents
+from lora_atelier.trainer_core.training.samplers import SAMPLERS, SCHEDULERS
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "assets" / "atelier-tiny.safetensors"
@@ -162,17 +163,22 @@ def test_decoding_is_comfyuis(base, loaded):
     assert torch.allclose(base.autoencoder.decode(base.vae, latents), loaded[2].decode(raw), atol=2e-3)
 
 
-def test_sampling_is_comfyuis(base, loaded, comfy_modules):
+@pytest.mark.parametrize(
+    ("sampler", "scheduler"),
+    [*((name, "normal") for name in SAMPLERS), *(("dpmpp_2m", name) for name in SCHEDULERS)],
+)
+def test_sampling_is_comfyuis(base, loaded, comfy_modules, sampler, scheduler):
     import comfy.sample
 
-    settings = SampleConfig(prompts=(PROMPTS[0],), steps=8, cfg=4.0, seed=5, width=128, height=128)
+    how = {"sampler": sampler, "scheduler": scheduler}
+    settings = SampleConfig(prompts=(PROMPTS[0],), steps=8, cfg=4.0, seed=5, width=128, height=128, **how)
     contexts = torch.cat([our_text(base, PROMPTS[0]), our_text(base, "")])
     (picture,) = settings.pictures(base.sampling)
     mine = sample_latents(base, Conditions(context=contexts), picture, torch.device("cpu"), check=lambda: None)
     conditions = [loaded[1].encode_from_tokens_scheduled(loaded[1].tokenize(text)) for text in (PROMPTS[0], "")]
     empty = torch.zeros(1, 4, 16, 16)
     noise = comfy.sample.prepare_noise(empty, 5)
-    theirs = comfy.sample.sample(loaded[0], noise, 8, 4.0, "euler", "normal", *conditions, empty, seed=5)
+    theirs = comfy.sample.sample(loaded[0], noise, 8, 4.0, sampler, scheduler, *conditions, empty, seed=5)
     assert close(mine, theirs * 0.18215, 2e-3)
 
 

@@ -120,8 +120,8 @@ def test_a_file_says_what_its_picture_was_drawn_with(config, tmp_path, cache):
     result = run(config.replace(sample=PLAIN.replace(prompts=prompts)), tmp_path, cache)
     first, second = (Image.open(path).info for path in samples_of(result))
     assert first["parameters"] == (
-        "a cat, 猫\nSteps: 1, Sampler: euler, CFG scale: 2, Seed: 18446744073709551615, Size: 32x32, Training step: 2, "
-        "Run: lora"
+        "a cat, 猫\nSteps: 1, Sampler: euler, Schedule type: normal, CFG scale: 2, Seed: 18446744073709551615, "
+        "Size: 32x32, Training step: 2, Run: lora"
     )
     assert second["parameters"].split("\n")[:2] == ["thing", "Negative prompt: dull"]
     assert json.loads(second["atelier_sample"]) == {
@@ -134,6 +134,7 @@ def test_a_file_says_what_its_picture_was_drawn_with(config, tmp_path, cache):
         "steps": 2,
         "cfg": 2.5,
         "sampler": "euler",
+        "scheduler": "normal",
         "guidance": None,
         "run": "lora",
     }
@@ -146,7 +147,7 @@ def test_a_file_says_what_its_picture_was_drawn_with(config, tmp_path, cache):
     texts = sample_files.texts_of(pictures[0], torch.zeros(8, 16, 3), 1, "lora")
     save_picture(tmp_path / "half.png", torch.zeros(8, 16, 3), texts)
     assert (
-        Image.open(tmp_path / "half.png").info["parameters"].startswith("a?\nSteps: 20, Sampler: euler, CFG scale: 7, ")
+        Image.open(tmp_path / "half.png").info["parameters"].startswith("a?\nSteps: 20, Sampler: euler, Schedule type: normal, CFG scale: 7, ")
     )
 
 
@@ -262,7 +263,7 @@ def test_tensorboard_shows_the_samples_with_their_step(config, tmp_path, cache):
 def test_what_cannot_be_drawn_is_refused_before_a_model_is_loaded(config, tmp_path, cache):
     never = NeverLoaded(config.base_model)
     for line, sentence in {
-        "thing --ss heun": f"not drawn by the sampler heun of prompt 2; set --ss in {PROMPTS} to euler, or remove it",
+        "thing --ss deis": f"not drawn by the sampler deis of prompt 2; set --ss in {PROMPTS} to one",
         "thing --g 3": "Prompt 2 sets --g, but random-tiny takes no distilled guidance",
         "thing --x 3": f"--x in prompt 2 of {PROMPTS} is none of --n, --w, --h, --d, --s, --l, --g, --ss, --ci; remove",
     }.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from .base import LONGEST_TEXT, Config
 from .prompt_lines import PromptLine, parse_line
@@ -13,6 +13,14 @@ from .rows import row
 
 LISTED = 12  # samplers that a message names
 CAPTION = "{caption}"  # in a prompt: a caption of the dataset
+AUTO = "auto"
+# ComfyUI's names, of those that every model can be drawn with.
+SamplerName = Literal[
+    "auto", "euler", "euler_ancestral", "heun", "dpm_2", "dpm_2_ancestral", "lms", "dpmpp_2s_ancestral", "dpmpp_2m",
+    "lcm", "ipndm", "ddim",
+]  # fmt: skip
+SchedulerName = Literal["auto", "normal", "karras", "exponential", "sgm_uniform", "simple", "ddim_uniform"]
+OWN_SAMPLERS, OWN_SCHEDULERS = get_args(SamplerName)[1:], get_args(SchedulerName)[1:]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +30,8 @@ class SamplingDefaults:
     steps: int = 20
     cfg: float = 7.0
     sampler: str = "euler"
-    samplers: Collection[str] = ("euler",)  # that can be chosen
+    samplers: Collection[str] = OWN_SAMPLERS  # that can be chosen
+    scheduler: str = "normal"
     guidance: float | None = None  # distilled guidance; None where the model takes none
 
 
@@ -38,6 +47,7 @@ class SamplePicture(Config):
     cfg: float
     seed: int
     sampler: str
+    scheduler: str
     guidance: float | None  # distilled guidance; None where the model takes none
     controls: tuple[str, ...] = ()  # control pictures, as the line names them
 
@@ -107,6 +117,18 @@ class SampleConfig(Config):
         advanced=True,
         label="sample_seed",
     )
+    sampler: SamplerName = row(
+        AUTO,
+        "Sampler of the samples whose line has no --ss. auto: as suits the model (euler for Stable Diffusion).",
+        advanced=True,
+        label="sample_sampler",
+    )
+    scheduler: SchedulerName = row(
+        AUTO,
+        "How the samples' steps are spaced. auto: as suits the model (normal for Stable Diffusion).",
+        advanced=True,
+        label="sample_scheduler",
+    )
 
     def check(self) -> None:
         """Refuse sides that no latents have."""
@@ -148,7 +170,8 @@ class SampleConfig(Config):
                 steps=line.steps or self.steps or defaults.steps,
                 cfg=line.cfg or self.cfg or defaults.cfg,
                 seed=(self.seed + i) % 2**64 if line.seed is None else line.seed,
-                sampler=line.sampler or defaults.sampler,
+                sampler=line.sampler or (defaults.sampler if self.sampler == AUTO else self.sampler),
+                scheduler=defaults.scheduler if self.scheduler == AUTO else self.scheduler,
                 guidance=defaults.guidance if line.guidance is None else line.guidance,
                 controls=line.controls or (),
             )

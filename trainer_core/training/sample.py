@@ -1,4 +1,4 @@
-"""Draw samples with the model in training, as ComfyUI's euler sampler with the normal scheduler does."""
+"""Draw samples with the model in training, as ComfyUI's samplers and schedulers of the same names do."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..memory import in_parts, on_device, with_room
 from ..models import BaseModel
 from ..models.base import Sliceable
 from ..objective import AffinePath
-from ..objective.path import LEAST_ALPHA
 from .batch import ReadConditioning
 from .encoded import Encoded
+from .samplers import SAMPLERS, SHORTENED, Levels
 
 
 @torch.no_grad()
@@ -76,45 +76,37 @@ def sample_latents(
     *,
     check: Callable[[], None],
 ) -> Tensor:
-    """Integrate the probability flow ODE with Euler steps; (1, C, *axes) latents in model scale.
+    """Go from noise to latents by the picture's sampler; (1, C, *axes) in model scale.
 
-    conditions: of two samples, the prompt and the negative prompt. x is the noised latents over alpha_t, its noise
-    level sigma = sigma_t / alpha_t (Karras et al. 2022, algorithm 1 without churn, on the model's own levels).
+    conditions: of two samples, the prompt and the negative prompt. check: raises where the run was cancelled.
     """
     path, form = AffinePath(base.noise), base.latents
     if path.kind not in ("epsilon", "v_prediction"):
         raise ValueError(f"No samples are drawn of a model that predicts {path.kind} without ComfyUI's own sampler.")
-    levels, sigmas = noise_levels(path, picture.steps)
+    levels, shortened = Levels(path), picture.sampler in SHORTENED
+    sigmas = levels.spaced(picture.scheduler, picture.steps + shortened)
+    if shortened:
+        del sigmas[-2]
     shape = (1, form.channels, *form.axes(picture.size))
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(picture.seed))
-    x = noise.to(device) * float((1 + sigmas[0] ** 2) ** 0.5)
-    for i, level in enumerate(levels.tolist()):
+
+    def denoise(x: Tensor, sigma: float) -> Tensor:
         check()
-        sigma, following = float(sigmas[i]), float(sigmas[i + 1])
-        scaled = x / (1 + sigma**2) ** 0.5
-        step, both = torch.full((2,), level, device=x.device), scaled.expand(2, *scaled.shape[1:])
+        length = (1 + sigma**2) ** 0.5
+        level, both = torch.full((2,), levels.nearest(sigma), device=x.device), (x / length).expand(2, *x.shape[1:])
 
-        def guess(which: slice, both: Tensor = both, step: Tensor = step) -> Tensor:
-            return base.denoiser.predict(both[which], step[which], conditions.some(which)).float()
+        def guess(which: slice) -> Tensor:
+            return base.denoiser.predict(both[which], level[which], conditions.some(which)).float()
 
-        output = in_parts(guess, 2, x.device)
-        wanted, unwanted = output.chunk(2)
+        wanted, unwanted = in_parts(guess, 2, x.device).chunk(2)
         guided = unwanted + picture.cfg * (wanted - unwanted)
         if path.kind == "epsilon":
-            direction = guided
-        else:  # v: denoised = x / (1 + sigma^2) - v sigma / sqrt(1 + sigma^2)
-            direction = (x * sigma / (1 + sigma**2)) + guided / (1 + sigma**2) ** 0.5
-        x = x + direction * (following - sigma)
-    return x
+            return x - sigma * guided
+        return x / length**2 - guided * sigma / length
 
+    def noise() -> Tensor:
+        return torch.randn(shape, generator=own, device=device)
 
-def noise_levels(path: AffinePath, steps: int) -> tuple[Tensor, Tensor]:
-    """Compute (steps,) levels for the model and (steps + 1,) sigmas falling to 0, evenly spaced in time."""
-    least = LEAST_ALPHA / (1 - LEAST_ALPHA)
-    log_sigmas = path.snr.double().clamp(min=least).rsqrt().log()
-    times = torch.linspace(len(path) - 1, 0, steps, dtype=torch.float64)
-    low = times.floor().long()
-    high = times.ceil().long()
-    exact = log_sigmas[low].lerp(log_sigmas[high], times.frac())
-    nearest = (exact[:, None] - log_sigmas).abs().argmin(dim=1)
-    return nearest, torch.cat([exact.exp(), exact.new_zeros(1)]).float()
+    first = torch.randn(shape, generator=torch.Generator().manual_seed(picture.seed)).to(device)
+    # The noise that a sampler adds has a seed of its own on a CPU, where the first noise has the picture's.
+    own = torch.Generator(device).manual_seed((picture.seed + (device.type == "cpu")) % 2**64)
+    return SAMPLERS[picture.sampler](denoise, levels.noised(first, sigmas[0]), sigmas, noise)

@@ -84,12 +84,14 @@ def texts_of(picture: SamplePicture, image: Tensor, step: int, run: str) -> dict
         "steps": picture.steps,
         "cfg": picture.cfg,
         "sampler": picture.sampler,
+        "scheduler": picture.scheduler,
         "guidance": picture.guidance,
         "run": run,
     }
     settings = {
         "Steps": picture.steps,
         "Sampler": picture.sampler,
+        "Schedule type": picture.scheduler,
         "CFG scale": f"{picture.cfg:g}",
         "Distilled CFG Scale": None if picture.guidance is None else f"{picture.guidance:g}",
         "Seed": picture.seed,

@@ -14,7 +14,6 @@ from ....trainer_core.config import RunConfig, SamplePicture, node, setting
 from ....trainer_core.config.optimizer import RATES
 from ....trainer_core.models import Conditioning
 from . import gradients, names, vae
-from .architecture import architecture_of
 from .denoiser import BatchConditions
 from .predicting import ConnectedConditions
 from .sampling import draw
@@ -146,5 +145,5 @@ class ComfyUISampler:
     ) -> Tensor:
         """Draw a sample, (1, H, W, 3) in 0..1."""
         model = self._drawing or self._wired.model
-        latents = draw(model, architecture_of(model).sampling.scheduler, (prompt, negative), picture, check, references)
+        latents = draw(model, (prompt, negative), picture, check, references)
         return vae.decode(self._wired.vae, latents)

@@ -79,7 +79,12 @@ class ConnectedModel:
         """The architecture's sampling; that of the partner, where one draws the samples."""
         own = architecture_of(self.wired.partner or self.wired.model).sampling
         return SamplingDefaults(
-            steps=own.steps, cfg=own.cfg, sampler=own.sampler, samplers=SAMPLERS, guidance=own.guidance
+            steps=own.steps,
+            cfg=own.cfg,
+            sampler=own.sampler,
+            samplers=SAMPLERS,
+            scheduler=own.scheduler,
+            guidance=own.guidance,
         )
 
     @property

@@ -21,7 +21,6 @@ SAMPLERS = tuple(comfy.samplers.KSampler.SAMPLERS)
 @torch.no_grad()
 def draw(
     model: Any,
-    scheduler: str,
     prompts: tuple[Conditioning, Conditioning],
     picture: SamplePicture,
     check: Callable[[], None],
@@ -29,7 +28,7 @@ def draw(
 ) -> Tensor:
     """Draw a sample with a MODEL as it is now; return latents in the VAE's scale.
 
-    scheduler: of ComfyUI, spaces the steps. prompts: the prompt and the negative prompt, which both get the references:
+    prompts: the prompt and the negative prompt, which both get the references:
     latents (C, h, w) of control pictures in the VAE's scale.
     """
     form = model.model.latent_format
@@ -44,7 +43,7 @@ def draw(
         picture.steps,
         picture.cfg,
         picture.sampler,
-        scheduler,
+        picture.scheduler,
         positive,
         negative,
         latents,

@@ -15,6 +15,8 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.config.base import LONGEST_TEXT
 from lora_atelier.trainer_core.config.prompt_lines import KNOWN, MOST_PROMPTS, PromptLine
+from lora_atelier.trainer_core.config.sample import OWN_SAMPLERS, OWN_SCHEDULERS
+from lora_atelier.trainer_core.training.samplers import SAMPLERS, SCHEDULERS
 
 PROMPTS = "sample_prompts of Saves & Samples"
 SD = SamplingDefaults()
@@ -190,6 +192,14 @@ def test_a_picture_takes_its_line_then_the_settings_then_the_models_own() -> Non
     assert SampleConfig(prompts=("a --n",), negative="dull").pictures(SD)[0].negative == ""
 
 
+def test_sampler_and_scheduler_are_the_settings_unless_these_leave_them_open() -> None:
+    first, second = SampleConfig(prompts=("a", "b --ss heun"), sampler="lms", scheduler="karras").pictures(COMFYUI)
+    assert (first.sampler, first.scheduler) == ("lms", "karras")
+    assert (second.sampler, second.scheduler) == ("heun", "karras")
+    assert SampleConfig(prompts=("a",)).pictures(COMFYUI)[0].scheduler == COMFYUI.scheduler
+    assert (tuple(SAMPLERS), SCHEDULERS) == (OWN_SAMPLERS, OWN_SCHEDULERS)
+
+
 def test_texts_to_encode_have_no_switches() -> None:
     config = SampleConfig(prompts=("a --s 3", "b --n none", "c --n"), negative="dull")
     assert config.texts() == {"a", "b", "c", "none", "", "dull"}
@@ -214,11 +224,13 @@ def test_what_a_model_does_not_have_is_refused_before_the_run() -> None:
     ways = SampleConfig(prompts=("a --ss k_euler", "b", "c --ss euler_a"))
     check_samples(ways, COMFYUI, "Flux")
     with pytest.raises(ValueError) as refusal:
-        check_samples(ways, SD, "Stable Diffusion 1")
+        check_samples(ways, SamplingDefaults(samplers=("euler",)), "A model")
     assert str(refusal.value) == (
-        "Samples of Stable Diffusion 1 are not drawn by the sampler euler_ancestral of prompt 3; set --ss in "
-        f"{PROMPTS} to euler, or remove it."
+        f"Samples of A model are not drawn by the sampler euler_ancestral of prompt 3; set --ss in {PROMPTS} to "
+        "euler, or remove it."
     )
+    with pytest.raises(ValueError, match="by the sampler dpmpp_sde of prompt 1"):
+        check_samples(SampleConfig(prompts=("a --ss dpmpp_sde",)), SD, "Stable Diffusion 1")
     with pytest.raises(ValueError, match="to one of euler, euler_ancestral, dpmpp_2m, ddim, or remove it"):
         check_samples(SampleConfig(prompts=("a --ss nothing",)), COMFYUI, "Flux")
     check_samples(SampleConfig(prompts=("a --g 4",)), COMFYUI, "Flux")

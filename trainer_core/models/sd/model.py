@@ -97,7 +97,7 @@ class StableDiffusion:
     @property
     def sampling(self) -> SamplingDefaults:
         """20 steps of the core's Euler sampler at CFG scale 7."""
-        return SamplingDefaults(steps=20, cfg=7.0, sampler="euler", samplers=("euler",))
+        return SamplingDefaults()
 
     @property
     def noise(self) -> NoiseModel:
