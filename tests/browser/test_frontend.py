@@ -107,6 +107,25 @@ def test_the_shipped_workflows_open_complete_with_room_for_every_node(editor, co
             assert not outside or path.name.endswith(".app.json"), f"{outside} not in {nodes}"  # there they fill a form
 
 
+HEIGHTS = """async names => {
+    const { graph } = window.app, found = [];
+    for (const name of names) {
+        const node = window.LiteGraph.createNode(name);
+        graph.add(node);
+        found.push(node.computeSize()[1]);
+    }
+    for (let frame = 0; frame < 20; frame++) await new Promise(done => requestAnimationFrame(done));
+    return graph.nodes.map((node, i) => [node.size[1], found[i], graph.serialize().nodes[i].size[1]]);
+}"""
+
+
+@pytest.mark.parametrize("opened", ["vue"], indirect=True)
+def test_a_node_is_as_tall_as_what_it_shows_and_its_file_says_as_before(editor) -> None:
+    """Else a workflow that was only looked at would be called changed, and asked about when it is closed."""
+    for shown, taken, written in editor.run(HEIGHTS, ["AtelierSaves", "AtelierMemory"]):
+        assert shown < taken <= written
+
+
 def overlap(one: Box, two: Box) -> bool:
     """Tell whether two boxes have more than an edge in common."""
     return one[1] < two[3] and two[1] < one[3] and one[2] < two[4] and two[2] < one[4]
