@@ -51,23 +51,38 @@ export const onFailures = (listen) => void listeners.push(listen);
 export function linked(text, near) {
   /** @type {(string | HTMLElement)[]} */
   let parts = [text];
-  /** @type {Map<string, () => void>} */
-  const named = new Map();
+  /** @type {Map<string, [string, () => void]>} */
+  const named = new Map(); // what the sentence calls a setting -> what it is called where it is set, and the way there
   const all = [...nodes()].sort((one, other) => namedIn(one.node, text) - namedIn(other.node, text));
-  for (const { node } of all) { // of several of a kind, that whose folder or file the sentence names
-    const title = node.constructor.nodeData?.display_name?.replace(/ \(Atelier\)$/, "");
-    for (const { name } of title ? node.widgets ?? [] : []) {
+  for (const found of all) { // of several of a kind, that whose folder or file the sentence names
+    const title = titleOf(found.node.constructor.nodeData?.display_name);
+    for (const { name } of title ? found.node.widgets ?? [] : []) {
       const words = `${name.split(".").at(-1)} of ${title}`;
-      if (text.includes(words)) named.set(words, () => lead(node, name));
+      if (!text.includes(words)) continue;
+      const [node, own] = whereSet(found, name), { label } = node.widgets.find((each) => each.name === own) ?? {};
+      const said = node === found.node ? words : `${label ?? own} of ${titleOf(node.title)}`;
+      named.set(words, [said, () => lead(node, own)]);
     }
   }
   for (const { type, title } of missing(near)) {
     const [words, name] = text.match(new RegExp(`(\\w+) of ${title.replace(/\W/g, "\\$&")}(?!\\w)`)) ?? [];
-    if (words && name && !named.has(words)) named.set(words, () => addAnd(type, name, near));
+    if (words && name && !named.has(words)) named.set(words, [words, () => addAnd(type, name, near)]);
   }
-  for (const [words, go] of named)
-    parts = parts.flatMap((part) => typeof part === "string" ? cut(part, words, () => linkTo(go, words)) : part);
+  for (const [words, [said, go]] of named)
+    parts = parts.flatMap((part) => typeof part === "string" ? cut(part, words, () => linkTo(go, said)) : part);
   return parts;
+}
+
+/** @param {string} [title] */
+const titleOf = (title) => title?.replace(/ \(Atelier\)$/, "");
+
+// Where a setting is set: a subgraph may have given it to its outside, where it may be called otherwise.
+/** @param {{ node: GraphNode, around: GraphNode[] }} found @param {string} name @returns {[GraphNode, string]} */
+function whereSet({ node, around }, name) {
+  const slot = node.inputs?.findIndex((input) => input.widget?.name === name) ?? -1, outer = around.at(-1);
+  const link = slot >= 0 && outer ? node.getInputLink(slot) : null;
+  const given = link && !node.graph.getNodeById(link.origin_id) ? outer?.inputs?.[link.origin_slot]?.widget : null;
+  return outer && given ? whereSet({ node: outer, around: around.slice(0, -1) }, given.name) : [node, name];
 }
 
 // How many letters of a sentence are a folder or a file that is set at a node.
@@ -83,7 +98,7 @@ function namedIn(node, text) {
 function missing(near) {
   const around = near.graph?.nodes ?? [], there = new Set(around.map((node) => node.comfyClass));
   return Object.entries(window.LiteGraph?.registered_node_types ?? {}).flatMap(([type, { nodeData }]) => {
-    const title = nodeData?.display_name?.replace(/ \(Atelier\)$/, "");
+    const title = titleOf(nodeData?.display_name);
     const fits = title && type.startsWith("Atelier") && !there.has(type) && takerOf(nodeData?.output?.[0], near);
     return fits ? [{ type, title }] : [];
   });
@@ -273,7 +288,7 @@ function sentences(errors) {
     const said = (/** @type {any} */ { type, message, details, extra_info: more }) => {
       const name = more?.input_name ?? "";
       if (type === "custom_validation_failed") return details.replace(`${name} - `, "");
-      const title = nodeOf(id)?.constructor.nodeData?.display_name?.replace(/ \(Atelier\)$/, "");
+      const title = titleOf(nodeOf(id)?.constructor.nodeData?.display_name);
       const setting = title ? `${name} of ${title}` : name, { min = "-∞", max = "∞" } = more?.input_config?.[1] ?? {};
       if (type === "required_input_missing") return t("Nothing is linked into {0}; link a node into it.", setting);
       if (type === "value_smaller_than_min" || type === "value_bigger_than_max")

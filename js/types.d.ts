@@ -27,6 +27,7 @@ interface GraphNode {
   flags?: { collapsed?: boolean };
   id: number | string;
   type: string;
+  title: string;
   comfyClass?: string;
   graph: Graph;
   subgraph?: Graph;

@@ -6,7 +6,7 @@ import re
 import pytest
 from train_graph import draw_pictures
 
-from lora_atelier.dev import QUICKSTART
+from lora_atelier.dev import QUICKSTART, START
 
 pytestmark = pytest.mark.browser
 
@@ -130,6 +130,25 @@ def test_a_failure_in_a_subgraph_stands_on_its_outside_too(editor) -> None:
     editor.run("async () => await window.app.queuePrompt(0, 1)")
     said.wait_for(state="hidden")
     editor.run("async () => await window.app.api.interrupt()")
+
+
+OUTSIDE = """() => {
+    const { canvas, rootGraph } = window.app, chosen = Object.values(canvas.selected_nodes ?? {});
+    return canvas.graph === rootGraph && chosen.map(node => Boolean(node.subgraph));
+}"""
+
+
+def test_a_setting_that_a_subgraph_gives_to_its_outside_is_named_and_set_there(editor) -> None:
+    editor.load(json.loads(START.read_text(encoding="utf-8")))
+    editor.run("""async () => {
+        const node = window.app.graph.nodes.find(each => each.subgraph);
+        node.widgets.find(each => each.name === "folder").value = "no such folder";
+        await window.app.queuePrompt(0, 1);
+    }""")
+    editor.page.locator(".atelier-status:visible").get_by_role("link", name="folder of Train a LoRA").click()
+    assert editor.run(OUTSIDE) == [True]
+    editor.page.wait_for_function(FIELD)
+    editor.page.keyboard.press("Escape")
 
 
 CONCEPTS = """async ([first, second]) => {

@@ -33,14 +33,14 @@ WRONG = [
     (
         "folder",
         "notes.txt",
-        r"notes\.txt is a file; set folder of Concept Dataset to the folder that holds your pictures",
+        r"notes\.txt is a file; set folder of Train a LoRA to the folder that holds your pictures",
     ),
     (
         "checkpoint",
         "words.safetensors",
         r"words\.safetensors is not a whole safetensors file \(8 bytes\); get it again",
     ),
-    ("steps", -5, r"steps of Train LoRA is -5; set it to a number from 1 to 1000000"),
+    ("steps", -5, r"steps of Train a LoRA is -5; set it to a number from 1 to 1000000"),
     ("name", "../mine", r"The name '\.\./mine' cannot be a file name; use up to 100 letters"),
 ]
 # In place of the template's, which take a minute; more where pictures to show are taken.
