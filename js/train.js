@@ -129,7 +129,7 @@ class View {
     const before = rest.prompt_id === this.#state.prompt_id ? this.#state.notes ?? [] : []; // a run gets its name late
     const notes = rest.notes ?? [...before, ...(note === undefined ? [] : [note])];
     this.#state = { ...rest, notes };
-    if (other || lost) [this.#detail, this.#curves, this.#fresh] = [null, null, []];
+    if (other) [this.#detail, this.#curves, this.#fresh] = [null, null, []];
     if (other) clearTimeout(this.#later); // a look at the run before, and the new one has no folder yet
     for (const point of points) this.#add(point);
     if (rest.run && (changed || other || lost || !this.#detail)) this.#look(OFTEN);
@@ -357,7 +357,7 @@ class View {
     status.style.color = failure ? RED : "";
     status.style.font = failure ? LARGE : PLAIN;
     // What stands for a subgraph has its view for the run inside, and for what goes wrong there before one begins.
-    if (this.#node.subgraph) this.#inner.style.display = run || failure ? "flex" : "none";
+    if (this.#node.subgraph) this.#inner.style.display = run || failure || text ? "flex" : "none";
     if (this.#node.subgraph) this.#parts.buttons.style.display = run ? "flex" : "none";
     const file = detail?.published?.at(-1);
     const facts = alive ? this.#state.details ?? [] : file ? [t("File: {0}", file)] : [];
@@ -509,7 +509,7 @@ function makeRoom(node) {
 function show({ node, around }, state) {
   views.get(node)?.update(state);
   for (const outer of around) {
-    if (!views.has(outer) && state.run && outside.has(outer)) views.set(outer, new View(outer));
+    if (!views.has(outer) && (state.run || state.text) && outside.has(outer)) views.set(outer, new View(outer));
     views.get(outer)?.update(state);
   }
 }

@@ -292,6 +292,21 @@ def blueprint(name: str) -> dict:
     return {**workflow, "id": "00000000-1111-4222-8333-666666666666"}
 
 
+SOON = f"""([workflow, state]) => window.app.api.dispatchEvent(new CustomEvent("atelier.run", {{
+    detail: {{ workflow, node: "{STAND_IN}:14", run: null, step: 0, steps: 0, details: [], ...state }},
+}}))"""
+
+
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
+def test_a_subgraph_tells_of_its_run_from_the_first_word_on(editor) -> None:
+    """Before the run has a folder, also where one was shown before."""
+    workflow, status = blueprint("soon"), editor.page.locator(".atelier-status:visible")
+    editor.load(workflow)
+    for state in ({"text": "preparing the run", "alive": True}, {"text": "Cancelled before the first step."}):
+        editor.run(SOON, [workflow["id"], state])
+        status.get_by_text(state["text"]).wait_for()
+
+
 @pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
 def test_a_subgraph_shows_its_run_outside_also_after_comfyui_was_killed(editor, server) -> None:
     page = editor.page
