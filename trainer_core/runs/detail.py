@@ -18,6 +18,7 @@ MOST_SETTINGS = 1000
 MOST_SAMPLES = 2000  # of one run, the newest
 MOST_FILES = 200
 LONGEST = 500  # characters of a setting
+GIVEN = "base_model.tokenizer"  # ComfyUI's own folder, which no node has an input for
 _ABSOLUTE = re.compile(r"[A-Za-z]:[\\/]|[\\/]")  # paths of either system; 0:1 is a point of a curve
 _SAMPLE = re.compile(r"step-([0-9]{8,12})-([0-9]{1,4})(-[a-z]{1,20})?\.png")
 
@@ -53,7 +54,7 @@ def nodes_of(run: RunFolder, settings: dict[str, Any]) -> list[dict[str, Any]]:
         number = number if ".".join(place.section).partition(f".{number}")[0] in several else ""
         key = place.node, place.title, number
         group = groups.setdefault(key, {"node": place.node, "title": place.title, "number": number, "settings": []})
-        changed = name not in left_open and not place.is_usual(value)
+        changed = name not in left_open and name != GIVEN and not place.is_usual(value)
         group["settings"].append({"name": name, "input": place.input, "words": place.words, "changed": changed})
     for (node, *_), group in groups.items():  # run.json sorts its keys; people look for the order of the node
         at = {each.input: number for number, each in enumerate(FORMS[node].inputs)} if node in FORMS else {}

@@ -386,7 +386,7 @@ def test_a_run_without_samples_has_a_picture_that_it_was_trained_on(tmp_path):
 def test_settings_are_grouped_by_node_and_those_that_differ_are_marked(tmp_path):
     concepts = (ConceptConfig(folder="a"), ConceptConfig(folder="b", repeats=3))
     asked = RunConfig(
-        base_model=BaseModelConfig(path="/models/base.safetensors"),
+        base_model=BaseModelConfig(path="/models/base.safetensors", tokenizer="/comfyui/sd1_tokenizer"),
         dataset=DatasetConfig(concepts=concepts),
         lora=LoraConfig(rank=0, dropout=0.1),
         optimizer=OptimizerConfig(options={"weight_decay": 0.2}),
