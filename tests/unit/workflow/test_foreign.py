@@ -118,6 +118,9 @@ def test_what_does_not_act_beside_the_other_settings_is_left_out(tmp_path):
     found = read_foreign(saved(tmp_path, "train.toml", toml))
     assert read_open(found.values).scheduler == SchedulerConfig()
     assert found.left == []
+    for name, skipped in (("xl.safetensors", 1), ("b.safetensors", 3)):  # XL has its own layer
+        found = read_foreign(saved(tmp_path, "a.toml", f'pretrained_model_name_or_path = "{name}"\nclip_skip = 3\n'))
+        assert read_open(found.values).base_model.clip_skip == skipped
     plain = {"learning_rate_scheduler": "CONSTANT", "learning_rate_cycles": 1.0, "peft_type": "LOHA"}
     plain |= {"training_method": "LORA", "base_model_name": "/m/b.safetensors", "dropout_probability": 0.1}
     plain |= {"concepts": [{"path": "/d/cats"}]}
@@ -257,15 +260,23 @@ if [[ $DIM == 8 ]]; then
   ARGS+=("--sdpa")
 fi
 echo train_network.py --network_dim 1
+cat > list.toml <<EOF
+python train_network.py --network_dim 2
+EOF
 accelerate launch train_network.py \
-  --network_dim $DIM "${ARGS[@]}" --train_data_dir="${DATA:-D:/a b}"
+  --network_dim $DIM "${ARGS[@]}" --train_data_dir="${DATA:-D:/a b}" "$@" 2>&1 | tee log.txt
 """,
     ".bat": r"""@echo off
 rem train_network.py
+set "DATA=D:/a b"
 set DIM=8
-set SDPA=--sdpa
+if %DIM%==8 (
+  set SDPA=--sdpa
+) else (set SDPA=--xformers)
+if defined DATA set MORE=--learning_rate "1e-4" %SDPA%
+if /i not "%DATA%"=="d:/A B" set MORE=--highvram
 python train_network.py --network_dim %DIM% ^
- --learning_rate 1e-4 --seed 3 %SDPA% --train_data_dir "D:/a b"
+ --seed 3 %MORE% --train_data_dir "%DATA%" %* > log.txt 2>&1
 """,
     ".ps1": r"""
 $dim = 8
@@ -398,6 +409,11 @@ def test_what_a_script_leaves_open_is_told(tmp_path):
     text = "if [ -f x ]; then\n  EXTRA=--sdpa\nfi\npython train_network.py --network_dim=8 $MORE --seed 1\n"
     found = read_foreign(saved(tmp_path, "a.sh", text))
     assert any("$MORE" in each for each in found.open) and any("--sdpa" in each for each in found.open)
+    text = 'python train_network.py --network_dim=$DIM --learning_rate $1 --output_name="a$(date +%F)" --seed=`date`\n'
+    found = read_foreign(saved(tmp_path, "b.sh", text))
+    assert (found.values["lora"]["rank"], found.left) == (4, [])
+    told = ("$DIM open, for network_dim", "$(date +%F) open, for output_name", "`date` open, for seed")
+    assert all(any(each in line for line in found.open) for each in told)
 
 
 def test_what_a_file_leaves_out_is_the_programs_default(tmp_path):
@@ -415,6 +431,15 @@ def test_a_rate_of_0_is_not_trained_and_an_estimator_stays_one(tmp_path):
     plain = 'pretrained_model_name_or_path = "m"\nlearning_rate = 1.0\ntext_encoder_lr = 0.0\n'
     config = read_open(read_foreign(saved(tmp_path, "a.toml", plain + 'optimizer_type = "DAdaptAdam"')).values)
     assert config.optimizer.part_rates == (1, 0, 0) and config.optimizer.options["optimizer"] == "DAdaptAdam"
+    text = plain.replace("text_encoder_lr = 0.0", "unet_lr = 0\ntext_encoder_lr = [0, 1]")
+    assert read_open(read_foreign(saved(tmp_path, "c.toml", text)).values).optimizer.part_rates == (0, 0, 1)
+    none = {
+        "a.yaml": "config: {process: [{type: sd_trainer, train: {lr: 0}, network: {type: lora}}]}",
+        "d.toml": "[adapter]\ntype = 'lora'\n[model]\ntype = 'flux'\n[optimizer]\nlr = 0\n",
+        "b.json": '{"model_family": "sdxl", "learning_rate": 0}',
+    }
+    for name, text in none.items():
+        assert read_foreign(saved(tmp_path, name, text)).values["optimizer"]["learning_rate"] == 0
     config = read_open(read_foreign(saved(tmp_path, "b.toml", plain + 'optimizer_type = "Prodigy"')).values)
     assert config.optimizer.name == "prodigy" and config.optimizer.options["safeguard_warmup"] is False
 
@@ -428,12 +453,45 @@ def test_a_dump_of_defaults_leaves_nothing(tmp_path):
     assert found.left == []
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])
-def test_files_of_other_encodings_are_read(tmp_path, encoding):
+WORDS = {
+    "utf-8-sig": "für", "utf-16": "für", "utf-16-le": "für", "utf-16-be": "für", "cp1252": "für",
+    "cp932": "学習データの写真", "cp1251": "обучение", "gbk": "训练图片", "cp949": "학습데이터",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("encoding", "word"), WORDS.items())
+def test_files_of_other_encodings_are_read(tmp_path, encoding, word):
     path = tmp_path / "a.toml"
-    path.write_bytes('pretrained_model_name_or_path = "m"\noutput_name = "für"\nnetwork_dim = 8\n'.encode(encoding))
+    path.write_bytes(f'pretrained_model_name_or_path = "m"\noutput_name = "{word}"\nnetwork_dim = 8\n'.encode(encoding))
     found = read_foreign(path)
-    assert found.name == "für" and found.values["lora"]["rank"] == 8
+    assert found.name == word and found.values["lora"]["rank"] == 8
+    assert ("from line 2 on" in "".join(found.open)) == (not encoding.startswith("utf"))
+
+
+def test_what_cannot_be_read_leaves_the_programs_default_and_is_said(tmp_path):
+    text = 'pretrained_model_name_or_path = "m"\nnetwork_dim = "eight"\nnetwork_alpha = true\nseed = "x"\n'
+    found = read_foreign(saved(tmp_path, "a.toml", text))
+    assert found.left == [] and (found.values["lora"]["rank"], found.values["lora"]["alpha"]) == (4, 1)
+    assert [line.partition(" holds ")[0] for line in found.open] == ["seed", "network_dim", "network_alpha"]
+    with pytest.raises(ValueError, match="its network is 'lora', where a table belongs"):
+        read_foreign(saved(tmp_path, "a.yaml", "config: {process: [{type: sd_trainer, network: lora}]}"))
+
+
+def test_a_folder_that_is_taken_no_time_is_none(tmp_path):
+    text = "[[datasets]]\n" + "".join(f"[[datasets.subsets]]\nimage_dir = '/{n}'\nnum_repeats = {n}\n" for n in (0, 2))
+    found = read_foreign(saved(tmp_path, "a.toml", text))
+    assert [concept["folder"] for concept in found.values["dataset"]["concepts"]] == ["/2"]
+    found = read_foreign(saved(tmp_path, "a.json", '[{"path": "/0", "balancing": 0}, {"path": "/2"}]'))
+    assert [concept["folder"] for concept in found.values["dataset"]["concepts"]] == ["/2"]
+
+
+def test_lists_and_videos_of_musubi_tuner_are_read(tmp_path):
+    text = "[[datasets]]\nimage_jsonl_file = '/d/list.jsonl'\n[[datasets]]\nvideo_directory = '/v'\n"
+    found = read_foreign(saved(tmp_path, "a.toml", text))
+    first, second = read_open({**found.values, "base_model": {"path": "m"}}).dataset.concepts
+    assert found.program == "musubi-tuner" and (first.folder, second.folder) == ("/d", "/v")
+    assert (first.captions.source, first.captions.file) == ("table", "/d/list.jsonl")
+    assert any(line.startswith("/v holds videos") for line in found.open)
 
 
 GUI = {

@@ -219,17 +219,33 @@ def _remedy(data: bytes) -> str:
         codecs_here = ("iso2022_jp", "iso2022_kr")
     elif _utf8_until(data) == len(data):
         return f"it is UTF-8 text: set {setting('captions.encoding')} to auto"
+    ranked = _ranked(data, codecs_here)
+    best = ranked[0][0] if ranked else 0.0
+    if best <= 0.5:
+        return "no other encoding fits; save it as UTF-8"
+    choice = " or ".join([codec for score, codec in ranked if score > best - 0.05][:2])
+    return f"set {setting('captions.encoding')} to {choice}, or save it as UTF-8"
+
+
+def likely_codec(data: bytes) -> tuple[str, int]:
+    """Find the codec that a text without a mark most likely has, "" for none; and its first line that is not UTF-8."""
+    until = _utf8_until(data)
+    if b"\0" in data:
+        return _utf16(data) or "", 0
+    if until == len(data):
+        return "utf-8", 0
+    ranked = _ranked(data, tuple(_CODECS))
+    return (ranked[0][1] if ranked and ranked[0][0] > 0.5 else ""), data.count(_LINE_FEED, 0, until) + 1
+
+
+def _ranked(data: bytes, codecs_here: tuple[str, ...]) -> list[tuple[float, str]]:
+    """List how well a text reads by each of the codecs that fit, the best first; of equals the first."""
     found: dict[str, tuple[float, str]] = {}  # text -> how well it reads, and by which codec first
     sample = _sample(data)
     for codec in codecs_here:
         if _fits(sample, codec) and _is_clean(text := sample.decode(codec)):
             found.setdefault(text, (_plausibility(text, codec), codec))
-    best = max((score for score, _ in found.values()), default=0.0)
-    if best <= 0.5:
-        return "no other encoding fits; save it as UTF-8"
-    ranked = sorted(found.values(), key=lambda item: -item[0])  # of equals the first
-    choice = " or ".join([codec for score, codec in ranked if score > best - 0.05][:2])
-    return f"set {setting('captions.encoding')} to {choice}, or save it as UTF-8"
+    return sorted(found.values(), key=lambda item: -item[0])
 
 
 def _sample(data: bytes) -> bytes:

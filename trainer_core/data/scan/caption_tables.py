@@ -41,7 +41,7 @@ TABLE_NAMES = (  # in order of preference: Hugging Face, plain, then sd-scripts'
     *("meta_lat.json", "meta_clean.json", "meta_cap_dd.json", "meta_cap.json"),
 )
 TABLES = (".json", ".jsonl", ".csv", ".tsv")
-FILE_COLUMNS = ("file_name", "file", "image", "filename", "path")  # the first present one counts
+FILE_COLUMNS = ("file_name", "file", "image", "filename", "path", "image_path")  # the first present one counts
 TEXT_COLUMNS = ("text", "caption", "prompt")  # the first present one counts; `tags` are appended to it
 
 

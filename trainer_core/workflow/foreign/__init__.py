@@ -39,7 +39,8 @@ def read_foreign(path: Path) -> Imported:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise ValueError(f"larger than {LARGEST // 2**20} MiB")
-    text, kind = decode(content), path.suffix.lower()
+    told: list[str] = []
+    text, kind = decode(content, told), path.suffix.lower()
     if not text.strip():
         raise ValueError("it is empty; choose the file with the settings")
     if kind == ".json":
@@ -50,6 +51,7 @@ def read_foreign(path: Path) -> Imported:
         found = read_values(OBJECTS, read_yaml(text), path.parent)
     else:
         found = sd_scripts.read_file(text, kind, path.parent)
+    found.open = told + found.open
     found.drop_without_effect()
     return found
 

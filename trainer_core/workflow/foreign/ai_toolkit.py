@@ -105,8 +105,10 @@ def read_ai_toolkit(values: Mapping[str, Any], folder: Path) -> Imported:
     _model(found, parts["model"])
     if isinstance(job.get("network"), Mapping):
         _network(found, parts["network"])
-    else:  # the whole model
+    elif job.get("network") is None:  # the whole model
         found.put("lora.algorithm", "full")
+    else:
+        raise ValueError(f"its network is {job['network']!r:.60}, where a table belongs; correct it there")
     model = table(job.get("model"))
     second = on(model.get("is_xl")) or str(model.get("arch")).startswith(("sdxl", "ssd", "vega"))
     _train(found, parts["train"], str(job.get("trigger_word") or ""), second=second)
@@ -195,7 +197,7 @@ def _train(found: Imported, given: Given, trigger: str, *, second: bool) -> None
     batches = max(number(found, given, f"gradient_accumulation{end}") or 1 for end in ("", "_steps"))
     found.put("train.accumulate", whole(batches))
     take(found, given, "max_grad_norm", "optimizer.max_grad_norm", real)
-    rate = number(found, given, "lr") or 1e-6
+    rate = number(found, given, "lr") or 0.0
     given.ignore(("unet_lr", "text_encoder_lr"))  # of a network, all parts have the one rate there
     found.put("optimizer.learning_rate", rate if on(given.take("train_unet")) else 0.0)
     trains_text = on(given.take("train_text_encoder")) and not found.family
@@ -368,7 +370,7 @@ def _dataset(found: Imported, given: Given, folder: Path, trigger: str) -> None:
             "unmasked_weight": real(given.take("mask_min_value") or 0.0)}  # fmt: skip
     if controls := given.take("control_path"):
         concept["controls"] = {"folders": [str(each) for each in listing(controls)[:3]]}
-    if (weight := real(given.take("loss_multiplier") or 1.0)) != 1:
+    if (weight := real(given.take("loss_multiplier"))) != 1:
         concept["loss_weight"] = weight
     found.concept(**concept)
     for key, value in given.unread():

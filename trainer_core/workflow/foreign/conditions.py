@@ -18,6 +18,12 @@ COMPARED = re.compile(
     r"^(\S+|\"[^\"]*\"|'[^']*')\s+(==|=|!=|-[ic]?(?:eq|ne|like|notlike|gt|ge|lt|le))\s+(\S+|\"[^\"]*\"|'[^']*')$",
     re.IGNORECASE,
 )
+ASKED_OF_BAT = (
+    r"@?if\s+(?:/i\s+)?(?:not\s+)?(?:defined\s+\S+|exist\s+\S+|errorlevel\s+\d+|\S+\s*==\s*\S+|\S+\s+[a-z]{3}\s+\S+)"
+)
+OF_BAT = re.compile(rf"^(?P<ends>\s*\)\s*)?(?P<else>else\s*)?(?P<if>{ASKED_OF_BAT})?\s*(?P<opens>\()?$", re.IGNORECASE)
+IF_OF_BAT = re.compile(rf"^\s*({ASKED_OF_BAT})\s+(?!\s*\($)(.+)$", re.IGNORECASE)
+TWO_OF_BAT = re.compile(r"^\((.*?)\)\s*else\s*\(?(.*?)\)?\s*$", re.IGNORECASE)
 NAMED = re.compile(r"^\"?\$\{?(\w+)\}?\"?$")
 NEVER = ("function", "catch")  # blocks that do not run where they stand
 SOMETIMES = ("foreach", "for", "while", "switch")
@@ -56,7 +62,7 @@ class Blocks:
 
     def follow(self, line: str, known: Known) -> bool:
         """Open and close blocks; tell whether a line does nothing else."""
-        return {"sh": self._follow_sh, "ps1": self._follow_ps1}.get(self._kind, _nothing)(line, known)
+        return {"sh": self._follow_sh, "ps1": self._follow_ps1, "bat": self._follow_bat}[self._kind](line, known)
 
     def _follow_sh(self, line: str, known: Known) -> bool:
         asks = re.match(r"^\s*(if|elif|else)\b", line)
@@ -93,6 +99,20 @@ class Blocks:
             self._ended = self._open.pop()
         return closed > opened
 
+    def _follow_bat(self, line: str, known: Known) -> bool:
+        if re.match(r"\s*@?for\b.*\($", line.rstrip(), re.IGNORECASE):
+            self._open.append(Block(None, None))
+            return True
+        found = OF_BAT.match(line.strip())
+        if not found or not any(found.groups()):
+            return False
+        if found["ends"] and self._open:
+            self._ended = self._open.pop()
+        if found["opens"]:
+            word = ("else if" if found["if"] else "else") if found["else"] else "if"
+            self._branch(word, _asked_in_bat(found["if"] or "", known))
+        return True
+
     def _branch(self, word: str, asked: bool | None) -> None:
         """Open a branch of a condition; one after another that has run does not run."""
         over = False if word == "if" else self._ended.over
@@ -101,12 +121,13 @@ class Blocks:
         self._open.append(Block(runs, True if over or runs else None if over is None or runs is None else False))
 
 
-def _nothing(line: str, known: Known) -> bool:
-    return False
-
-
 def apart(line: str, kind: str) -> list[str]:
-    """Split a condition whose block is in its own line into three lines."""
+    """Split a condition whose block is in its own line into lines of their own."""
+    if kind == "bat" and (found := IF_OF_BAT.match(line)):
+        asked, then = found.groups()
+        both = TWO_OF_BAT.match(then)
+        yes, no = both.groups() if both else (then.strip().removeprefix("(").removesuffix(")"), "")
+        return [f"{asked} (", yes, *([") else (", no] if no else []), ")"]
     found = ONE_LINE.match(line) if kind == "ps1" else None
     return [found.group(1), found.group(2), "}"] if found else [line]
 
@@ -120,6 +141,27 @@ def _asked_in_sh(line: str, known: Known) -> bool | None:
         value = _value(empty.group(2), known, lower=False)
         return None if value is None else bool(value) == (empty.group(1) == "n")
     return _compared(found.group(1), known, lower=False)
+
+
+def _asked_in_bat(asked: str, known: Known) -> bool | None:
+    """Evaluate what an if of cmd asks: whether two texts are the same, or a variable has a value."""
+    words = re.sub(r"^@?if\s+(/i\s+)?", "", asked.strip(), flags=re.IGNORECASE)
+    denied = re.match(r"not\s+", words, re.IGNORECASE)
+    words = words[denied.end() :] if denied else words
+    if defined := re.fullmatch(r"defined\s+(\w+)", words, re.IGNORECASE):
+        value = known.get(defined.group(1).lower())
+        answer = None if value is None else bool("".join(value))
+    elif "==" in words:
+        texts = [re.sub(r"[%!](\w+)[%!]", lambda match: _text(match, known), each) for each in words.split("==", 1)]
+        same = [each.strip().lower() if re.search(r"/i", asked, re.IGNORECASE) else each.strip() for each in texts]
+        answer = None if any(re.search(r"[%!]", each) for each in same) else same[0] == same[1]
+    else:
+        answer = None
+    return None if answer is None else answer != bool(denied)
+
+
+def _text(match: re.Match[str], known: Known) -> str:
+    return " ".join(known[match.group(1).lower()]) if match.group(1).lower() in known else match.group()
 
 
 def holds(text: str, known: Known) -> bool | None:

@@ -137,7 +137,7 @@ def _model(found: Imported, given: Given) -> None:
 def _optimizer(found: Imported, given: Given, model: Given) -> None:
     kind = str(given.take("type") or "adamw_optimi")
     name = put_optimizer(found, OPTIMIZERS.get(kind.lower(), kind))
-    rate = number(found, given, "lr") or 1e-4
+    rate = number(found, given, "lr") or 0.0
     own = number(found, model, "unet_lr")
     found.put("optimizer.learning_rate", rate if own is None else own)
     if not found.family:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .imported import Imported, table
+from .imported import Imported, table, tables
 from .sd_scripts import read_sd_scripts
 
 PROGRAM = "LoRA_Easy_Training_Scripts"
@@ -29,7 +29,8 @@ def read_easy(values: Mapping[str, Any], folder: Path) -> Imported:
             dataset |= table(section.get("dataset_args"))
     subsets = values.get("subsets")
     if subsets and "dataset_config" not in given:
-        given["datasets"] = [{**dataset, "subsets": subsets}]
+        own = [{name: value for name, value in each.items() if name != "name"} for each in tables(subsets)]
+        given["datasets"] = [{**dataset, "subsets": own}]
     else:
         given |= dataset
     given |= {name: given.get(name) or {} for name in TABLES if name in given}

@@ -33,6 +33,11 @@ class Given:
         value = self._given.get(name)
         return self._defaults.get(name) if value is None else value
 
+    def usual(self, name: str) -> float | None:
+        """Return the number that the program takes where nothing is said; None for none."""
+        value = self._defaults.get(name)
+        return float(value) if isinstance(value, int | float) else None
+
     def ignore(self, names: Iterable[str]) -> None:
         """Skip settings that the program itself does not look at beside the others."""
         self._read.update(names)
@@ -74,6 +79,11 @@ class Imported:
         """List a setting that has no counterpart; what is secret is named without its value."""
         self.left.append(name if is_secret(name) else f"{name} = {value!r:.80}")
 
+    def unreadable(self, name: str, value: Any) -> None:
+        """Say that a setting holds no value that can be read, so that the program's default stands."""
+        shown = "holds" if is_secret(name) else f"holds {value!r:.60}, which is"
+        self.open.append(f"{name} {shown} no such value; the default of {self.program} stands in its place.")
+
     def concept(self, **values: Any) -> None:
         """Add a concept."""
         self.values.setdefault("dataset", {}).setdefault("concepts", []).append(values)
@@ -91,7 +101,7 @@ def without_counterpart(name: str, value: Any, remedy: str = "choose another one
 def real(value: Any) -> float:
     """Read a number of a stranger's file; raises ValueError in words for what is none, or has no end."""
     try:
-        number = float(value) if isinstance(value, bool | int | float | str) else math.nan
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
@@ -150,14 +160,14 @@ def optimizer_named(kind: str) -> str | None:
 
 
 def take(found: Imported, given: Given, name: str, setting: str, convert: Convert) -> None:
-    """Move one value over; one that cannot be read is listed."""
+    """Move one value over; of one that cannot be read it is said."""
     value = given.take(name)
     if value is None or value == "":
         return
     try:
         found.put(setting, convert(value))
     except ValueError:
-        found.leave(name, value)
+        found.unreadable(name, value)
 
 
 def on(value: Any) -> bool:
@@ -166,15 +176,15 @@ def on(value: Any) -> bool:
 
 
 def number(found: Imported, given: Given, name: str) -> float | None:
-    """Read a number; None where there is none, or what stands there is none and is listed."""
+    """Read a number; None for nothing. Of what is none it is said, and the program's default counts."""
     value = given.take(name)
     if value is None or value == "":
         return None
     try:
         return real(value)
     except ValueError:
-        found.leave(name, value)
-        return None
+        found.unreadable(name, value)
+        return given.usual(name)
 
 
 def put_number(found: Imported, given: Given, name: str, setting: str) -> None:

@@ -614,7 +614,10 @@ def _concept(
     kind = str(each.get("type") or ("VALIDATION" if on(each.get("validation_concept")) else "STANDARD"))
     if kind in ("VALIDATION", "PRIOR_PREDICTION"):
         concept["role"] = kind.lower()
-    balance = real(each.get("repeats", given.take("balancing")) or 1.0)
+    balance = each.get("repeats", given.take("balancing"))
+    balance = 1.0 if balance is None else real(balance)
+    if balance <= 0:  # of which no picture is taken
+        return
     if each.get("balancing_strategy") == "SAMPLES":
         concept["samples"] = max(1, whole(balance))
     elif balance != 1:

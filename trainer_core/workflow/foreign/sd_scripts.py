@@ -242,6 +242,12 @@ WITHOUT_EFFECT = re.compile(  # on what is trained: places, speed, what is alway
 KNOWN = frozenset(DEFAULTS) | PLAIN.keys() | FLAGS.keys() | {"pretrained_model_name_or_path", "network_args"}
 
 
+NUMBERS = {name for name, value in DEFAULTS.items() if not isinstance(value, str)} | {
+    *(name for name, (_, convert) in PLAIN.items() if convert is not str),
+    *("unet_lr", "text_encoder_lr", "max_train_epochs", "clip_skip", "min_snr_gamma", "save_every_n_epochs"),
+}  # what a script's open variable leaves to the program's default
+
+
 def recognises(values: Mapping[str, Any]) -> bool:
     """Tell whether a file's values, sections brought together, are arguments of sd-scripts."""
     return len(KNOWN & flat(values).keys()) > 1 or "pretrained_model_name_or_path" in values or "datasets" in values
@@ -266,9 +272,13 @@ def read_command(command: Command, given: dict[str, Any], left: list[str], folde
             opened.append(f"The script takes settings from {named}, which does not lie beside it; put it there.")
         else:
             given = {**flat(read_toml(values)), **given}
-    found = read_sd_scripts(given, folder, script=command.program)
+    wanted = {each: [name for name, value in given.items() if each in str(value)] for each in command.open}
+    numbers = {name for names in wanted.values() for name in names if name in NUMBERS}
+    found = read_sd_scripts({k: v for k, v in given.items() if k not in numbers}, folder, script=command.program)
     found.open += opened
-    found.open += [f"The script leaves {name} open; set what it stands for." for name in command.open]
+    for each, names in wanted.items():
+        place = f", for {', '.join(names[:5])}" if names else ""
+        found.open.append(f"The script leaves {each} open{place}; set what it stands for.")
     if command.unsure:
         found.open.append(f"The script adds these under a condition; check them: {', '.join(command.unsure[:20])}.")
     for word in left:
@@ -297,7 +307,8 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
         found.program = found.program.replace(PROGRAM, "musubi-tuner")
         family = family or re.sub(r"_?train.*", "", script) or "hunyuan_video"  # its first, whose modules tell nothing
     family = "chroma" if family == "flux" and given.take("model_type") == "chroma" else family
-    _model(found, given, family)
+    second = _second(given, script, program)
+    _model(found, given, family, second=second)
     _length(found, given)
     for name, (setting, convert) in PLAIN.items():
         take(found, given, name, setting, convert)
@@ -309,7 +320,7 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
     _precision(found, given)
     _noise(found, given)
     put_schedule(found, given)
-    _optimizer(found, given, second="sdxl" in script or on(given.take("sdxl")), family=family)
+    _optimizer(found, given, second=second, family=family)
     put_network(found, given, family)
     _intervals(found, given, folder)
     _folders(found, given, folder)
@@ -339,7 +350,15 @@ def _whole_model(values: Mapping[str, Any], script: str) -> Mapping[str, Any]:
     return {**kept, **rates, **own}
 
 
-def _model(found: Imported, given: Given, family: str) -> None:
+def _second(given: Given, script: str, program: str) -> bool:
+    """Tell whether the model has two text encoders: by the script, else by two rates or by the model's name."""
+    if script or program != PROGRAM:
+        return "sdxl" in script or on(given.take("sdxl"))
+    rates, path = given.take("text_encoder_lr"), str(given.take("pretrained_model_name_or_path") or "")
+    return (isinstance(rates, list) and len(rates) > 1) or "xl" in re.split(r"[\\/]", path)[-1].lower()
+
+
+def _model(found: Imported, given: Given, family: str, *, second: bool) -> None:
     """Read the base model, or the files of a family that ComfyUI's own nodes load."""
     path = str(given.take("pretrained_model_name_or_path") or "")
     if family:
@@ -365,7 +384,7 @@ def _model(found: Imported, given: Given, family: str) -> None:
         return
     found.put("base_model.path", path)
     layer = number(found, given, "clip_skip")
-    if layer and not on(given.take("sdxl")):
+    if layer and not on(given.take("sdxl")) and (layer <= 2 or not second):  # XL has the second one there
         found.put("base_model.clip_skip", max(1, whole(layer)))
 
 
@@ -839,7 +858,7 @@ def _intervals(found: Imported, given: Given, folder: Path) -> None:
             found.put("saves.save_unit", unit)
             last = number(found, given, f"save_last_n_{unit}")
             if last:
-                found.put("saves.keep_last", max(1, whole(last if unit == "epochs" else last // every)))
+                found.put("saves.keep_last", max(1, whole(last if unit == "epochs" else last // every + 1)))
             else:  # all stay, each as a file
                 found.put("saves.keep_every", 1)
                 found.put("saves.publish", True)
@@ -888,16 +907,18 @@ def _folders(found: Imported, given: Given, folder: Path) -> None:
         sizes.append(own)
         directory = directory_of(dataset)
         own.setdefault("resolution", [960, 544]) if directory else None
+        if directory:
+            found.program = found.program.replace(PROGRAM, "musubi-tuner")
         for subset in tables(dataset.get("subsets")) or ([{"image_dir": directory}] if directory else []):
             values = {**own, **subset}
             listed.append((values, "regularisation" if on(values.pop("is_reg", False)) else "train"))
     same = put_sizes(found, sizes)
     for values, role in listed:
         put_concept(found, values, role, folder, own_size=not same, weight=1.0 if weight is None else weight)
-    if not listed and given.take("dataset_config"):  # which says all of them
-        found.concept(folder="")
-    elif not listed:
+    if not listed and not given.take("dataset_config"):  # which says all of them
         put_concept(found, {**shared, "tree": True}, "train", folder, own_size=False, weight=1.0)
+    if not found.values.get("dataset"):
+        found.concept(folder="")
 
 
 def _datasets(text: str) -> Mapping[str, Any]:
@@ -921,7 +942,7 @@ def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
     same = len({str(each.get("resolution")) for each in datasets}) < 2
     if same and first.get("resolution"):
         put_resolution(found, first)
-    musubi = bool(directory_of(first) or first.get("image_jsonl_file") or first.get("video_jsonl_file"))
+    musubi = bool(directory_of(first))
     if on(first.get("enable_bucket")):
         step = 16 if musubi else whole(first.get("bucket_reso_steps") or 64)
         found.put("train.bucket_step", min(512, max(8, round(step / 8) * 8)))
@@ -937,8 +958,9 @@ def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
 
 
 def directory_of(dataset: Mapping[str, Any]) -> str:
-    """Return the folder of a dataset of musubi-tuner; "" for one of sd-scripts, which has subsets."""
-    return str(dataset.get("image_directory") or dataset.get("video_directory") or "")
+    """Return the folder of a dataset of musubi-tuner, or of its list; "" for one of sd-scripts, which has subsets."""
+    named = (dataset.get(f"{kind}_{place}") for place in ("directory", "jsonl_file") for kind in ("image", "video"))
+    return next((str(each) for each in named if each), "")
 
 
 def put_resolution(found: Imported, values: Mapping[str, Any]) -> None:
@@ -973,7 +995,9 @@ def put_concept(
 ) -> None:
     """Add the concept of a folder; train_data_dir and reg_data_dir hold sub-folders, whose names tell the repeats."""
     given = Given(values, DEFAULTS)
-    tree = on(given.take("tree"))
+    tree, repeats = on(given.take("tree")), real(given.take("num_repeats"))
+    if repeats < 1 and not tree:  # it is skipped there
+        return
     concept: dict[str, Any] = {"role": role, "recursive": tree, "folder_repeats": tree}
     captions: dict[str, Any] = {"dropout": 0.0, "lines": "draw" if on(given.take("enable_wildcard")) else "first"}
     for name, (setting, convert) in CAPTIONS.items():
@@ -988,7 +1012,6 @@ def put_concept(
         captions |= {"source": "table", "file": str(folder / str(table))}
     if role == "regularisation" and weight != 1.0:
         concept["loss_weight"] = weight
-    repeats = real(given.take("num_repeats") or 1)
     if not tree and repeats != 1:
         concept["repeats"] = repeats
     if on(given.take("flip_aug")):
@@ -1006,6 +1029,11 @@ def put_concept(
     if controls := str(given.take("control_directory") or ""):
         concept["controls"] = {"folders": [placed(folder, controls)]}
     place = str(given.take("image_dir") or "")
+    if given.take("video_directory") or given.take("video_jsonl_file"):
+        found.open.append(f"{place:.200} holds videos, and here pictures are trained; choose a folder of their frames.")
+    if place in (given.take("image_jsonl_file"), given.take("video_jsonl_file")):  # a table of the captions
+        captions |= {"source": "table", "file": placed(folder, place)}
+        place = re.sub(r"[^\\/]*$", "", place).rstrip("\\/") or "."
     given.ignore(OF_A_FOLDER - {"face_crop_aug_range", *SEPARATORS})
     for name, ours in (("face_crop_aug_range", ""), *SEPARATORS.items()):
         if (value := given.take(name)) and value != ours:

@@ -108,7 +108,7 @@ def read_simpletuner(values: Mapping[str, Any], folder: Path) -> Imported:
     by_value = given.take("grad_clip_method") == "value"
     found.put("optimizer.max_grad_norm", 0.0)
     take(found, given, "max_grad_norm", f"optimizer.max_grad_{'value' if by_value else 'norm'}", real)
-    found.put("optimizer.learning_rate", number(found, given, "learning_rate") or 4e-7)
+    found.put("optimizer.learning_rate", number(found, given, "learning_rate") or 0.0)
     optimizer = str(given.take("optimizer"))
     put_optimizer(found, "adamw" if optimizer in ("adamw_bf16", "optimi-adamw") else optimizer)
     if optimizer == "adamw_bf16":

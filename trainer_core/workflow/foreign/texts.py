@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.json_files import DEEPEST
+from ...data.scan.caption_files import likely_codec
 from .conditions import Blocks, apart
 
 MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
@@ -21,15 +22,15 @@ SET = {  # how a shell sets a variable, or adds to it
     "sh": re.compile(
         r"^\s*(?:export\s+|declare\s+(?:-\w+\s+)?|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL
     ),
-    "bat": re.compile(r'^\s*@?set\s+"?([^=\s"]+)()=([^"]*)"?\s*$', re.IGNORECASE),
+    "bat": re.compile(r'^\s*@?set\s+(?=[^/])"?([^=\s"]+)()=(.*?)\s*$', re.IGNORECASE),
     "ps1": re.compile(
         r"^\s*(?:\[[\w.]+\]\s*)?\$(?:env:)?([A-Za-z_]\w*)(?:(\.Add)\(|\s*(\+?)=\s*)(.*?)\)?\s*;?\s*$",
         re.IGNORECASE | re.DOTALL,
     ),
 }
 USED = {  # how it names one
-    "sh": re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|([A-Za-z_]\w*))"),
-    "bat": re.compile(r"[%!]([A-Za-z_]\w*)()[%!]()"),
+    "sh": re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|(\w+)|\([^()]*\))|`[^`]*`"),
+    "bat": re.compile(r"[%!]([A-Za-z_]\w*)()[%!]()|%~?[1-9]"),
     "ps1": re.compile(r"\$(?:\{(?:env:)?(\w+)()\}|(?:env:)?([A-Za-z_]\w*))", re.IGNORECASE),
 }
 REPLACED = re.compile(r"(\S+)\s+-[ic]?replace\s+[\"']([^\"']+)[\"']\s*,\s*[\"']([^\"']*)[\"']", re.IGNORECASE)
@@ -41,22 +42,33 @@ SKIPPED = {
 CONTINUED = {"sh": "\\", "bat": "^", "ps1": "`"}
 ESCAPE = {"sh": "\\", "bat": "", "ps1": "`"}
 QUOTES = {"sh": "\"'", "bat": '"', "ps1": "\"'"}
+WRITTEN = {  # what another command writes
+    "sh": re.compile(r"\$\([^()]*\)|`[^`]*`"),
+    "bat": re.compile(r"(?!)"),
+    "ps1": re.compile(r"\$\([^()]*\)"),
+}
+HERE = re.compile(r"<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")  # bash: lines for a program, up to that word
+NOTHING = ("$@", "$*", "${@}", "%*", "@args")  # what a script is called with: nothing, where it is started by itself
+ENDS = re.compile(r"(?:\|\|?|&&?|;|\d?>>?(?:&\d)?|[&\d]?>+\S+|<\S*)$")  # where a command ends, or where its texts go
 
 
-def decode(content: bytes) -> str:
-    """Decode a file: by its mark, else UTF-8, else the code page of Western Windows; raises ValueError for binaries."""
+def decode(content: bytes, told: list[str] | None = None) -> str:
+    """Decode a file: by its mark, else UTF-8, else the code page of Windows that fits; raises ValueError for binaries.
+
+    told: gets a sentence where a code page was chosen.
+    """
     for mark, name in MARKS:
         if content.startswith(mark):
             try:
                 return content.decode(name)
             except UnicodeDecodeError as error:
                 raise ValueError(f"it begins as {name} and is no such text; save it as UTF-8") from error
-    if b"\0" in content[:4096]:
+    codec, line = likely_codec(content)
+    if not codec and b"\0" in content:
         raise ValueError("it is no text; choose the file with the settings")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        return content.decode("cp1252", "replace")
+    if line and told is not None:
+        told.append(f"The file is no UTF-8 from line {line} on; it was read as {codec or 'cp1252'}. Check its names.")
+    return content.decode(codec or "cp1252", "replace")
 
 
 def read_yaml(text: str) -> Any:
@@ -118,7 +130,10 @@ def read_script(text: str, suffix: str) -> Command:
         set_here = _set_in(line, kind)
         if set_here:
             name, adds, value = set_here
-            words = _joined(value, known) if kind == "ps1" else _expanded(value, kind, known, [])
+            if kind == "bat":  # which puts texts in, and splits them where they stand
+                words = [_replaced(value, kind, known, [])]
+            else:
+                words = _joined(value, known) if kind == "ps1" else _expanded(value, kind, known, [])
             if blocks.unsure:
                 unsure += [word.strip() for word in words if word.strip().startswith("--")]
             else:
@@ -129,7 +144,7 @@ def read_script(text: str, suffix: str) -> Command:
         start = next((i for i, word in enumerate(words) if PROGRAM.search(word)), -1)
         if start >= 0:
             match = PROGRAM.search(words[start])
-            found.append((match.group(1) if match else "", words[start + 1 :], left))
+            found.append((match.group(1) if match else "", _own(words[start + 1 :]), left))
         elif any(word.endswith(".py") for word in words):
             calls = True
         else:
@@ -143,6 +158,13 @@ def read_script(text: str, suffix: str) -> Command:
     raise ValueError("it holds no command that trains; choose the script that calls train_network.py")
 
 
+def _own(words: list[str]) -> list[str]:
+    """Cut what follows a command in its line, and where its texts go."""
+    end = next((i for i, word in enumerate(words) if ENDS.match(word)), len(words))
+    kept = [word for word in words[:end] if word not in NOTHING]
+    return [*kept[:-1], kept[-1].removesuffix(";")] if kept else []
+
+
 def _set_in(line: str, kind: str) -> tuple[str, bool, str] | None:
     """Read (name, whether it adds, value) of a line that sets a variable and does nothing else."""
     match = SET[kind].match(line)
@@ -152,6 +174,9 @@ def _set_in(line: str, kind: str) -> tuple[str, bool, str] | None:
     adds = any(part in ("+", ".Add") for part in match.groups()[1:-1] if part)
     if kind == "sh" and not value.startswith("(") and len([*_split(line.replace("export ", ""), kind)]) > 1:
         return None  # a variable of one command
+    if kind == "bat":
+        whole = line.partition("=")[0].count('"') % 2  # set "NAME=value"
+        return name.lower(), False, value.removesuffix('"') if whole else value
     value = value.removeprefix("@").strip()
     inner = value[1:].removesuffix(")") if value.startswith("(") else value
     return (name if kind == "sh" else name.lower()), adds, "" if inner.startswith("[") and kind == "ps1" else inner
@@ -159,10 +184,15 @@ def _set_in(line: str, kind: str) -> tuple[str, bool, str] | None:
 
 def _lines(text: str, kind: str) -> Iterator[str]:
     """Yield the lines of a script; those that go on are one, and a bracket of an array is closed."""
-    joined = ""
+    joined = here = ""
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        if here:  # it runs nothing
+            here = "" if line.strip() == here else here
+            continue
         if joined and SKIPPED[kind].match(line) and line.strip():  # a comment between the parts of a command
             continue
+        if kind == "sh" and not SKIPPED[kind].match(line) and (begun := HERE.search(line)):
+            here = begun.group(1)
         joined += line
         bare = joined.rstrip()
         if bare.endswith(CONTINUED[kind]):
@@ -179,6 +209,8 @@ def _lines(text: str, kind: str) -> Iterator[str]:
 def _expanded(line: str, kind: str, known: dict[str, list[str]], left: list[str]) -> list[str]:
     """Split a line into words, with the variables that are known; left: gets the others."""
     words: list[str] = []
+    if kind == "bat":
+        return [raw for raw, _ in _split(_replaced(line, kind, known, left), kind)]
     for raw, quote in _split(line, kind):
         if quote == "'" or len(words) > MOST_WORDS:
             words.append(raw)
@@ -189,19 +221,27 @@ def _expanded(line: str, kind: str, known: dict[str, list[str]], left: list[str]
         if whole and key in known:  # bash splits what stands without quotes
             words += [part for each in known[key] for part in (each.split() if kind == "sh" and not quote else [each])]
             continue
+        words.append(_replaced(raw, kind, known, left))
+    return words
 
-        def value(match: re.Match[str]) -> str:
-            name = match.group(1) or match.group(3)
-            key = name.lower() if kind != "sh" else name
-            if key in known:
-                return " ".join(known[key])
-            if match.group(2):
-                return match.group(2)
+
+def _replaced(text: str, kind: str, known: dict[str, list[str]], left: list[str]) -> str:
+    """Put the values of the variables that are known into a text; left: gets the others."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1) or match.group(3)
+        if name is None:  # what a command writes
             left.append(match.group())
             return match.group()
+        key = name.lower() if kind != "sh" else name
+        if key in known:
+            return " ".join(known[key])
+        if match.group(2):
+            return match.group(2)
+        left.append(match.group())
+        return match.group()
 
-        words.append(USED[kind].sub(value, raw))
-    return words
+    return USED[kind].sub(value, re.sub(r"%~dp0\\?", r".\\", text, flags=re.IGNORECASE) if kind == "bat" else text)
 
 
 def _joined(value: str, known: dict[str, list[str]]) -> list[str]:
@@ -230,6 +270,8 @@ def _split(line: str, kind: str) -> Iterator[tuple[str, str]]:
                 word += letter
         elif letter in QUOTES[kind]:
             quote, started, around = letter, True, letter if not word else ""
+        elif written := WRITTEN[kind].match(line, at):
+            word, at = word + written.group(), written.end() - 1
         elif letter == escape and at + 1 < len(line):
             at += 1
             word, started = word + line[at], True
