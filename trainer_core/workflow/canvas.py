@@ -7,6 +7,7 @@ opened, muted nodes left out, bypassed ones passed through.
 from __future__ import annotations
 
 import functools
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -24,17 +25,25 @@ NOTES = ("Note", "MarkdownNote")
 SENDERS, GETTERS = ("SetNode", "easy setNode"), ("GetNode", "easy getNode")  # a link by a name
 PASSING = ("Reroute", "Reroute (rgthree)", "ReroutePrimitive|pysssss", *SENDERS)  # an output is what comes in
 CHOOSING = ("Any Switch (rgthree)",)  # an output is the first thing that comes in
-EVERYWHERE = {  # these send what comes in to every open input of its type; where their patterns stand
-    "Anything Everywhere": (),
-    "Anything Everywhere3": (),
-    "Anything Everywhere?": ("title", "input"),
-    "Prompts Everywhere": (),
-    "Seed Everywhere": (),
-}
+PATTERNED = "Anything Everywhere?"  # its widgets are patterns; newer ones have them among their properties
+EVERYWHERE = ("Anything Everywhere", "Anything Everywhere3", PATTERNED, "Prompts Everywhere", "Seed Everywhere")
+PLAIN_PATTERN = re.compile(r"(?:[\w\s^$|-]|\.(?![*+])|\\.)*(?:\.[*+])?(?:[\w\s^$|-]|\.(?![*+])|\\.)*")  # takes no time
+LONGEST_PATTERN = 100
 EDITORS_OWN = ("PrimitiveNode", *PASSING, *GETTERS, *EVERYWHERE, *NOTES)  # nodes that no server needs
 MUTED_INPUTS = "muted"  # what a prompt tells of a node beside its title: inputs whose link comes from a muted node
 GROUPS = ("workflow>", "workflow/")  # before the name of a group node, which older editors made
 CONSTANTS = ("PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveStringMultiline", "PrimitiveBoolean")
+
+ELSEWHERE = {  # widgets of Concept Dataset before Captions and Pictures were nodes, with their defaults
+    "flip": False, "shuffle_tags": False, "keep_tags": 0, "tag_dropout": 0.0, "caption_dropout": -1,
+    "caption_suffix": "", "caption_extension": ".txt", "missing_caption": "error", "loss_weight": 1.0,
+    "recursive": True, "role": "train", "enabled": True, "resolutions": "", "samples": 0, "folder_repeats": True,
+    "caption_file": "", "caption_lines": "draw", "caption_encoding": "auto", "wildcards": False, "tag_separator": ",",
+    "tag_dropout_mode": "uniform", "protected_tags": "", "background": "white", "on_problem": "stop",
+    "min_picture_side": 16, "caption_variants": -1, "class_prompt": "", "tag_warmup_steps": 0, "tag_warmup_min": 1,
+    "caption_dropout_every_n_epochs": 0,
+}  # fmt: skip
+FORMER = ("folder", "trigger_word", "captions_from", "repeats", *ELSEWHERE, "leave_out")  # all of them, in order
 
 
 def chosen_inputs(rows: tuple[Row, ...], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Row]]:
@@ -176,8 +185,13 @@ class _Shape:
         found: dict[str, Any] = {}
         for each in self.nodes:
             if each["type"] in SENDERS and each.get("mode", 0) != MUTED:
-                found.setdefault(str((each.get("widgets_values") or [""])[0]), each["id"])
+                found.setdefault(_sent_as(each), each["id"])
         return found
+
+
+def _sent_as(about: Mapping[str, Any]) -> str:
+    """Return the name under which a node sends or gets something."""
+    return str((about.get("widgets_values") or [""])[0])
 
 
 def _ends(link: Any) -> tuple[Any, tuple[Any, int], tuple[Any, int]]:
@@ -234,7 +248,7 @@ class _Node:
         if self.kind in PASSING:
             return self.given(0)
         if self.kind in GETTERS:
-            return self.graph.sent(str((self.about.get("widgets_values") or [""])[0]))
+            return self.graph.sent(_sent_as(self.about))
         if self.kind in CHOOSING:
             return next(filter(None, map(self.given, range(len(self.inputs)))), None)
         if self.kind == "PrimitiveNode":
@@ -295,8 +309,15 @@ class _Graph:
         origin = self.nodes.get(self.shape.starts[link][0]) if link in self.shape.starts else None
         if origin is None or origin.mode == MUTED:
             return origin
+        if origin.kind in GETTERS:
+            return self._muted_sender(_sent_as(origin.about))
         passes = origin.mode == BYPASSED or origin.kind in PASSING
         return next(filter(None, (self.muted(each.get("link")) for each in origin.inputs if passes)), None)
+
+    def _muted_sender(self, name: str) -> _Node | None:
+        """Find the muted node that would send under a name."""
+        senders = (node for node in self.nodes.values() if node.kind in SENDERS and node.mode == MUTED)
+        return next((node for node in senders if _sent_as(node.about) == name), None)
 
     def sent(self, name: str) -> _Value | _Link | None:
         """Find what the node that sends under a name gets, here or in a graph around; None where there is none."""
@@ -343,11 +364,23 @@ class _Graph:
 
 def _fits(sender: _Node, node: _Node, name: str) -> bool:
     """Tell whether a node that sends everywhere means an input: some have patterns for titles and inputs."""
-    values = sender.about.get("widgets_values") or []
-    for text, pattern in zip((node.about.get("title") or node.kind, name), values, strict=False):
-        if EVERYWHERE[sender.kind] and isinstance(pattern, str) and pattern not in ("", ".*") and pattern not in text:
-            return False  # a plain word is enough: a stranger's pattern may take for ever
-    return True
+    own = (sender.about.get("properties") or {}).get("ue_properties") or {}
+    values = sender.about.get("widgets_values") if sender.kind == PATTERNED else ()
+    texts = {"title": str(node.about.get("title") or node.kind), "input": name}
+    for place, (what, text) in enumerate(texts.items()):
+        older = (values or ())[place : place + 1]
+        for pattern in (*older, own.get(f"{what}_regex")):
+            turned = bool(own.get(f"{what}_regex_invert"))
+            if isinstance(pattern, str) and pattern not in ("", ".*") and _holds(pattern, text) == turned:
+                return False
+    return not own.get("group_regex") and not any(own.get(f"{what}_restricted") for what in ("group", "color"))
+
+
+def _holds(pattern: str, text: str) -> bool:
+    """Tell whether a text has a pattern; one that may take for ever is taken for a plain word."""
+    if len(pattern) <= LONGEST_PATTERN and PLAIN_PATTERN.fullmatch(pattern):
+        return re.search(pattern, text[:LONGEST_PATTERN]) is not None
+    return pattern in text
 
 
 def _entry(node: _Node, known: Mapping[str, Form]) -> dict[str, Any]:
@@ -359,7 +392,8 @@ def _entry(node: _Node, known: Mapping[str, Form]) -> dict[str, Any]:
     elif form and (named := _named(node.about)):
         inputs = dict(named_values(form.inputs, named))
     elif form and isinstance(values, list):
-        inputs = dict(widget_values(form.inputs, deque(values)))
+        former = _former(values) if node.kind == "AtelierConceptDataset" and len(values) == len(FORMER) else {}
+        inputs = dict(widget_values(form.inputs, deque([*former.values()][:3] if former else values))) | former
     elif not form:
         inputs = {}
     inputs = {name: {"__value__": value} if isinstance(value, list) else value for name, value in inputs.items()}
@@ -373,6 +407,17 @@ def _entry(node: _Node, known: Mapping[str, Form]) -> dict[str, Any]:
         if found is not None:
             inputs[each["name"]] = list(found) if isinstance(found, _Link) else found.value
     return {"class_type": node.kind, "inputs": inputs, "_meta": {"title": _title(node, known), **about}}
+
+
+def _former(values: list[Any]) -> dict[str, Any]:
+    """Read the widgets of Concept Dataset as they stood before; what moved since must have its default."""
+    found = dict(zip(FORMER, values, strict=True))
+    for name, usual in ELSEWHERE.items():
+        if name != "role" and found.pop(name) != usual:
+            raise ValueError(
+                f"its Concept Dataset is of an older version, and has {name}; set it on Captions or Pictures"
+            )
+    return found
 
 
 def _title(node: _Node, known: Mapping[str, Form]) -> str:

@@ -4,6 +4,7 @@ import pytest
 from bounded import bounded
 from prompts import to_prompt
 
+from lora_atelier.trainer_core.config.forms import FORMS
 from lora_atelier.trainer_core.workflow import canvas
 
 SCHEMAS = {
@@ -196,6 +197,51 @@ def test_what_is_sent_everywhere_reaches_open_inputs_of_its_type():
     links = [[1, 1, 0, 2, 0, "MODEL"], [2, 1, 0, 3, 0, "MASK"]]
     found = convert(loader, everywhere, named, sampler, links=links)
     assert found["4"]["model"] == ["1", 0] and "mask" not in found["4"] and found.keys() == {"1", "4"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reached"),
+    [
+        ({"input_regex": "^mo.*l$"}, True),
+        ({"input_regex": "clip|vae"}, False),
+        ({"title_regex": "Sample", "title_regex_invert": True}, False),
+        ({"title_regex": "(a+)+$"}, False),  # a plain word, as it may take for ever
+        ({"group_regex": "faces"}, False),
+        ({"color_restricted": 1}, False),
+        ({}, True),
+    ],
+)
+def test_newer_senders_have_their_patterns_among_their_properties(pattern, reached):
+    loader = node(1, "Loader", ["a.safetensors"], outputs=[{"name": "MODEL", "type": "MODEL"}])
+    sender = node(2, "Anything Everywhere", [], [socket("model", "MODEL", 1)], properties={"ue_properties": pattern})
+    sampler = node(4, "Sampler", [3, "fixed", 20, "x", ""], [socket("model", "MODEL")], title="Sample aaaaaaaaaa!")
+    found = convert(loader, sender, sampler, links=[[1, 1, 0, 2, 0, "MODEL"]])
+    assert (found["4"].get("model") == ["1", 0]) == reached
+
+
+def test_a_muted_sender_is_named():
+    loader = node(1, "Loader", ["a.safetensors"], outputs=[{"name": "MODEL", "type": "MODEL"}])
+    sender = node(2, "SetNode", ["m"], [socket("MODEL", "MODEL", 1)], mode=2, title="Set m")
+    sampler = node(4, "Sampler", [3, "fixed", 20, "x", ""], [socket("model", "MODEL", 2)])
+    document = {"nodes": [loader, sender, node(3, "GetNode", ["m"]), sampler]}
+    document["links"] = [[1, 1, 0, 2, 0, "MODEL"], [2, 3, 0, 4, 0, "MODEL"]]
+    assert to_prompt(document, SCHEMAS)["4"]["_meta"][canvas.MUTED_INPUTS] == {"model": "Set m"}
+
+
+def test_concept_dataset_is_read_as_it_was_saved_before_captions_and_pictures():
+    values = ["cats", "a cat,", "text_file", 2, *canvas.ELSEWHERE.values(), "blurred.png"]
+    role = values.index("train")
+    found = canvas.prompt_of({"nodes": [node(1, "AtelierConceptDataset", values)]}, FORMS)["1"]["inputs"]
+    wanted = {"folder": "cats", "trigger_word": "a cat,", "captions_from": "text_file", "repeats": 2, "role": "train"}
+    assert found.items() >= (wanted | {"leave_out": "blurred.png"}).items() and "flip" not in found
+    values[role] = "validation"
+    assert (
+        canvas.prompt_of({"nodes": [node(1, "AtelierConceptDataset", values)]}, FORMS)["1"]["inputs"]["role"]
+        == "validation"
+    )
+    values[4] = True
+    with pytest.raises(ValueError, match="is of an older version, and has flip; set it on Captions or Pictures"):
+        canvas.prompt_of({"nodes": [node(1, "AtelierConceptDataset", values)]}, FORMS)
 
 
 def test_a_group_node_is_refused_by_its_name():
