@@ -1,7 +1,7 @@
 import { app } from "../../scripts/app.js";
 import { refuse } from "./failures.js";
 import { ask, toast } from "./parts.js";
-import { t } from "./words.js";
+import { t, told } from "./words.js";
 
 // Settings of other trainers become a workflow: dropped on the canvas, or chosen from the menu. What the server reads
 // out of them stands in the workflow as a note, and what is still to be chosen stands on its nodes.
@@ -41,11 +41,21 @@ async function bring(files) {
   if (answer.error) return toast(answer);
   const view = viewOf(answer.workflow.nodes);
   // In the file, as the editor fits one without a view to the window by and by, and makes a large one illegible.
+  const note = answer.workflow.nodes.find((/** @type {any} */ { type }) => type === "MarkdownNote");
+  if (note) note.widgets_values = [written(answer.note)];
   const workflow = { ...answer.workflow, extra: { ...answer.workflow.extra, ds: view } };
   await app.loadGraphData(workflow, true, true, answer.name);
   Object.assign(app.canvas.ds, view); // where a setting keeps the editor from the view of a file
   app.canvas.setDirty(true, true);
   refuse(answer.open);
+}
+
+// The report as Markdown, as `markdown` of trainer_core/workflow/importing.py writes it in English.
+/** @param {{ title: unknown, parts: { title: unknown, lead: unknown, lines: unknown[] }[], end: unknown }} report */
+function written({ title, parts, end }) {
+  const plain = (/** @type {unknown} */ line) => String(told(line)).replace(/[*<`]|\]\(/g, (mark) => mark.replace(/./g, "\\$&"));
+  const shown = parts.map((part) => [`**${told(part.title)}**`, told(part.lead), part.lines.map((line) => `- ${plain(line)}`).join("\n")]);
+  return [`**${told(title)}**`, ...shown.flat(), told(end)].filter(Boolean).join("\n\n");
 }
 
 // All of a graph, or of a large one what is readable from its upper left corner on, where the note stands.

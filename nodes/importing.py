@@ -27,7 +27,8 @@ def register_import() -> None:
 def answer_import(question: Any) -> web.Response:
     """Answer {files: [{name, content in base 64}]}, the settings first, then what they name.
 
-    With {name, workflow, open: {id of a node: what to choose there}}, or {error: a sentence}.
+    With {name, workflow, open: {id of a node: what to choose there}, note: what its note says, in parts}, or
+    {error: a sentence}.
     """
     given = question.get("files") if isinstance(question, dict) else None
     try:
@@ -57,4 +58,6 @@ def _bring(files: dict[str, bytes]) -> dict[str, Any]:
             sentence = str(problem)
             end = "" if sentence.endswith((".", "?")) else "."
             return {"error": say("{0} cannot be imported: {1}", paths[0].name, f"{sentence}{end}")}
-    return {"name": found.name, "workflow": found.workflow, "open": found.open}
+    title, parts, end = found.told
+    note = {"title": title, "parts": [part._asdict() for part in parts], "end": end}
+    return {"name": found.name, "workflow": found.workflow, "open": found.open, "note": note}

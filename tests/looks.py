@@ -99,3 +99,14 @@ def faults(editor) -> list[str]:
     found += page.evaluate(BEHIND) + page.evaluate(OVERLAPS)
     empty = page.evaluate(EMPTY, editor.vue)
     return found + [f"{title} is {share:.0%} empty" for title, share in empty if share > MOST_EMPTY]
+
+
+# A file dropped on the canvas, and the note of the graph that it becomes.
+DROP = """([name, text]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([text], name));
+    document.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+}"""
+# The editor covers the page while it reads a file; one dropped before the cover is gone would leave it for good.
+UNCOVERED = "() => !document.querySelector('.p-blockui-mask')"
+NOTE = "() => window.app.graph.nodes.find(node => node.type === 'MarkdownNote')?.widgets[0].value"

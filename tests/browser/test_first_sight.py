@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from looks import BEHIND, EMPTY, MOST_EMPTY
+from looks import BEHIND, DROP, EMPTY, MOST_EMPTY, NOTE, UNCOVERED
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import PACK, QUICKSTART, ROOT, START, TINY_BASE, TINY_FLOW
@@ -139,8 +139,9 @@ WHOLE = """() => {
     });
 }"""
 LANGUAGES = {
-    "zh": ("训练 LoRA (Atelier)", "步数", "推测设置"),  # title, label of steps, a button
-    "ja": ("LoRA 学習 (Atelier)", "ステップ数", "設定を推定"),
+    # Title, label of steps, a button, and of a file of another trainer what has no counterpart.
+    "zh": ("训练 LoRA (Atelier)", "步数", "推测设置", "这里没有对应项的设置"),
+    "ja": ("LoRA 学習 (Atelier)", "ステップ数", "設定を推定", "ここに対応するものがない設定"),
 }
 
 
@@ -149,7 +150,7 @@ LANGUAGES = {
 def test_everything_speaks_the_language_of_the_editor(open_editor, server: ComfyServer) -> None:
     comfy = ComfyClient(server.url)
     try:
-        for language, (title, label, button) in LANGUAGES.items():
+        for language, (title, label, button, left) in LANGUAGES.items():
             comfy.request("/settings", {"Comfy.Locale": language})
             editor = open_editor(vue=False, fresh=False)
             editor.run("""() => {
@@ -164,6 +165,10 @@ def test_everything_speaks_the_language_of_the_editor(open_editor, server: Comfy
                 editor.page.get_by_role("button", name=button).wait_for()
                 editor.page.wait_for_function(WHOLE)
                 editor.screenshot(f"{language}-{renderer}-{editor.version}")
+            editor.run(DROP, ["a.toml", 'pretrained_model_name_or_path = "m"\n"odd <b>" = 3\n'])
+            editor.page.wait_for_function("() => window.app.graph.nodes.some(node => node.type === 'MarkdownNote')")
+            editor.page.wait_for_function(UNCOVERED)
+            assert f"**{left}**" in (note := editor.run(NOTE)) and "- odd \\<b> = 3" in note
             editor.settle()
             editor.page.close()
             assert editor.errors == []

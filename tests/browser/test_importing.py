@@ -1,19 +1,11 @@
 """Settings of another trainer, dropped on the canvas: a graph, a note of what became of them, and what is open."""
 
 import pytest
-from looks import EMPTY, MOST_EMPTY
+from looks import DROP, EMPTY, MOST_EMPTY, NOTE, UNCOVERED
 
 pytestmark = pytest.mark.browser
 
-DROP = """([name, text]) => {
-    const data = new DataTransfer();
-    data.items.add(new File([text], name));
-    document.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
-}"""
-# The editor covers the page while it reads a file; one dropped before the cover is gone would leave it for good.
-UNCOVERED = "() => !document.querySelector('.p-blockui-mask')"
 KINDS = "() => window.app.graph.nodes.map(node => node.comfyClass ?? node.type).sort()"
-NOTE = "() => window.app.graph.nodes.find(node => node.type === 'MarkdownNote')?.widgets[0].value"
 VIEW = """() => {
     const { canvas, graph } = window.app, note = graph.nodes.find(node => node.type === 'MarkdownNote');
     return [canvas.ds.scale, ...[0, 1].map(axis => (note.pos[axis] + canvas.ds.offset[axis]) * canvas.ds.scale)];

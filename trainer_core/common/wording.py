@@ -50,6 +50,15 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def printable_said(text: str) -> str:
+    """Escape a text as `printable` does; one of `say` keeps its template, and its values are escaped."""
+    escaped = Said(printable(text))
+    if isinstance(text, Said):
+        escaped.key = text.key
+        escaped.values = tuple(printable_said(each) if isinstance(each, str) else each for each in text.values)
+    return escaped if escaped.key else printable(text)
+
+
 def table_cell(value: object) -> object:
     """Give a value for a table as CSV; a text that a spreadsheet would compute begins with an apostrophe."""
     if not isinstance(value, str) or not value.startswith(_COMPUTED) or _NUMBER.fullmatch(value):

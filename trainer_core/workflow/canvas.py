@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ..config.dataset import ConceptConfig
 from ..config.forms import Form
 from ..config.rows import WIDGETS, Row
 
@@ -415,7 +416,7 @@ def _former(values: list[Any]) -> dict[str, Any]:
     for name, usual in ELSEWHERE.items():
         if name != "role" and found.pop(name) != usual:
             raise ValueError(
-                f"its Concept Dataset is of an older version, and has {name}; set it on Captions or Pictures"
+                f"its {ConceptConfig.NODE} of an older version has {name}; set it anew in the editor, and save"
             )
     return found
 

@@ -240,7 +240,7 @@ def test_concept_dataset_is_read_as_it_was_saved_before_captions_and_pictures():
         == "validation"
     )
     values[4] = True
-    with pytest.raises(ValueError, match="is of an older version, and has flip; set it on Captions or Pictures"):
+    with pytest.raises(ValueError, match="of an older version has flip; set it anew"):
         canvas.prompt_of({"nodes": [node(1, "AtelierConceptDataset", values)]}, FORMS)
 
 

@@ -477,6 +477,34 @@ def test_what_cannot_be_read_leaves_the_programs_default_and_is_said(tmp_path):
         read_foreign(saved(tmp_path, "a.yaml", "config: {process: [{type: sd_trainer, network: lora}]}"))
 
 
+SECRETS = {
+    "a.sh": """
+if [ -n "$X" ]; then
+  ARGS="--wandb_api_key=SECRET"
+fi
+python train_network.py --network_dim=4 --hub_key sk-SECRETSECRET --network_alpha=hf_SECRETSECRET \\
+  --optimizer_args "my_token=SECRET"
+""",
+    "a.toml": 'network_dim = 4\nnetwork_alpha = 1\naccount = {a = {accessKey = "SECRET"}}\nsend = "https://me:SECRET@host"\n',
+    "a.yaml": "config: {process: [{type: sd_trainer, network: {type: lora}, model: {hook: [{password: SECRET}]}}]}",
+    "a.json": '{"training_method": "LORA", "optimizer": {"my_secret": "SECRET"}, "own_token": "SECRET"}',
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_no_secret_is_told_or_kept(tmp_path, name):
+    found = bring(saved(tmp_path, name, SECRETS[name]))
+    assert "SECRET" not in f"{found}" and len(found.told.parts) > 1
+    assert {"hub_key", "send", "model.hook", "own_token"} & {*found.report.replace("- ", "").split("\n")}
+
+
+def test_a_note_shows_what_a_file_says_as_it_stands(tmp_path):
+    text = 'pretrained_model_name_or_path = "m"\n"![a](http://x) <b>" = "*"\n'
+    found = bring(saved(tmp_path, "a.toml", text))
+    note = next(node for node in found.workflow["nodes"] if node["type"] == "MarkdownNote")["widgets_values"][0]
+    assert r"- ![a\]\(http://x) \<b> = '\*'" in note and "- ![a](http://x) <b> = '*'" in found.report
+
+
 def test_a_folder_that_is_taken_no_time_is_none(tmp_path):
     text = "[[datasets]]\n" + "".join(f"[[datasets.subsets]]\nimage_dir = '/{n}'\nnum_repeats = {n}\n" for n in (0, 2))
     found = read_foreign(saved(tmp_path, "a.toml", text))

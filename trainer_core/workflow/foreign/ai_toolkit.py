@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...common.wording import say
 from ...config import setting as named
 from ...config.optimizer import RATES
 from .imported import (
@@ -185,7 +186,8 @@ def _network(found: Imported, given: Given) -> None:
         patterns = kwargs.get(name) if isinstance(kwargs, Mapping) else None
         if patterns:
             found.leave(f"network.{name}", patterns)
-            found.open.append(f"The file chooses layers by {name}; write them into {named(f'lora.{setting}')}.")
+            said = say("The file chooses layers by {0}; write them into {1}.", name, named(f"lora.{setting}"))
+            found.open.append(said)
 
 
 def _train(found: Imported, given: Given, trigger: str, *, second: bool) -> None:
@@ -350,7 +352,7 @@ def _dataset(found: Imported, given: Given, folder: Path, trigger: str) -> None:
             found.leave("datasets.keep_tokens", kept)
     if trigger:
         captions["prefix"] = trigger
-        told = "ai-toolkit puts the trigger word only before captions that lack it; here it stands before each."
+        told = say("ai-toolkit puts the trigger word only before captions that lack it; here it stands before each.")
         if told not in found.open:
             found.open.append(told)
     concept["captions"] = captions

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...common.wording import say
 from ..toml_text import read_toml
 from .imported import Given, Imported, listing, number, on, put_number, real, table, tables, whole
 from .sd_scripts import put_optimizer, put_start, put_warmup
@@ -162,7 +163,9 @@ def _dataset(found: Imported, given: Given, folder: Path) -> None:
     text = beside(folder, name) if name else None
     values = read_toml(text) if text else {}
     if name and text is None:
-        found.open.append(f"The pictures are listed in {name}, which does not lie beside the file; put it there.")
+        found.open.append(
+            say("The pictures are listed in {0}, which does not lie beside the file; put it there.", name)
+        )
     _concepts(found, values, folder)
     if not values.get("directory"):
         found.concept(folder="")

@@ -8,11 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...common.wording import say
 from ...config import OPTIMIZERS
 from ...config.naming import SECTIONS
 from ...config.rows import without_effect
 
 Convert = Callable[[Any], Any]
+SECRET_NAME = re.compile(
+    r"(?:api_?key|access_?key|secret_?key|private_?key|auth_?key|token|passw(?:or)?d|passphrase|secrets?|credentials?"
+    r"|bearer|authorization|webhook(?:_url)?|cookie)(?:_env)?$|(?:^|[_ .])(?:wandb|hf|huggingface|openai|civitai)_key$"
+)
+SECRET_VALUE = re.compile(  # as services write their keys, and an address with a password
+    r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|r8_)[\w-]{8,}|\b[0-9a-f]{40}\b|://[^/\s:@]+:[^/\s@]+@"
+    r"|/api/webhooks/|hooks\.slack\.com/"
+)
 TOO_LARGE = 2**63  # for a whole number, also for a seed
 
 
@@ -77,12 +86,18 @@ class Imported:
 
     def leave(self, name: str, value: Any) -> None:
         """List a setting that has no counterpart; what is secret is named without its value."""
-        self.left.append(name if is_secret(name) else f"{name} = {value!r:.80}")
+        self.left.append(name if is_secret(name, value) else f"{name} = {value!r:.80}")
 
     def unreadable(self, name: str, value: Any) -> None:
         """Say that a setting holds no value that can be read, so that the program's default stands."""
-        shown = "holds" if is_secret(name) else f"holds {value!r:.60}, which is"
-        self.open.append(f"{name} {shown} no such value; the default of {self.program} stands in its place.")
+        shown = "…" if is_secret(name, value) else f"{value!r:.60}"
+        said = say(
+            "{0} holds {1}, which is no such value; the default of {2} stands in its place.",
+            name,
+            shown,
+            self.program,
+        )
+        self.open.append(said)
 
     def concept(self, **values: Any) -> None:
         """Add a concept."""
@@ -136,10 +151,22 @@ def listing(value: Any) -> list[Any]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
-def is_secret(name: str) -> bool:
-    """Tell whether a setting holds a key or a token of a person."""
-    words = name.lower().replace("-", "_").rpartition(".")[2]
-    return words.endswith(("api_key", "token", "password", "secret")) or "secrets" in words
+def is_secret(name: str, value: Any = None) -> bool:
+    """Tell whether a setting holds a key or a token of a person, by its name or by how its value looks."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_")
+    if SECRET_NAME.search(words):
+        return True
+    if isinstance(value, Mapping):
+        return any(is_secret(str(key), each) for key, each in value.items())
+    if isinstance(value, list):
+        return any(is_secret("", each) for each in value)
+    return isinstance(value, str) and (SECRET_VALUE.search(value) is not None or is_secret_word(value))
+
+
+def is_secret_word(word: str) -> bool:
+    """Tell whether a word of a command, --name=value or name=value, gives a secret."""
+    name, equals, value = word.lstrip("-").partition("=")
+    return bool(equals and value) and SECRET_NAME.search(name.lower().replace("-", "_")) is not None
 
 
 def _drop(values: Any, section: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.json_files import parse_json
+from ...common.wording import say
 from ...config import OPTIMIZERS
 from ...config.optimizer import RATES
 from . import sd_scripts
@@ -591,7 +592,9 @@ def _concepts(
         text = beside(folder, name)
         concepts = parse_json(text) if text else None
         if text is None and name != DEFAULTS["concept_file_name"]:
-            found.open.append(f"The pictures are listed in {name}, which does not lie beside the file; put it there.")
+            found.open.append(
+                say("The pictures are listed in {0}, which does not lie beside the file; put it there.", name)
+            )
     for each in concepts if isinstance(concepts, list) else ():
         if isinstance(each, Mapping):
             _concept(found, each, folder, masks, dropout)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...common.json_files import parse_json
+from ...common.wording import say
 from ...config import ALGORITHMS, OPTIMIZERS, node
 from ...config.optimizer import RATES
 from ...data.captions import FIXED_SEPARATOR, SECONDARY_SEPARATOR
@@ -20,6 +21,8 @@ from .imported import (
     Convert,
     Given,
     Imported,
+    is_secret,
+    is_secret_word,
     number,
     on,
     optimizer_named,
@@ -227,7 +230,6 @@ BLOCKS = {  # of network_args: a number for each block
     "conv_block_alphas": ("lora.conv_block_alphas", real),
 }
 SEPARATORS = {"keep_tokens_separator": FIXED_SEPARATOR, "secondary_separator": SECONDARY_SEPARATOR}
-MOVES = "The {part} moves with the tags of a caption there; here it stays {place}."
 LARGEST_RANK = 4097
 POLYNOMIAL_END = 1e-7  # the rate at which a polynomial ends there
 WITHOUT_EFFECT = re.compile(  # on what is trained: places, speed, what is always done here, and what is read elsewhere
@@ -269,7 +271,7 @@ def read_command(command: Command, given: dict[str, Any], left: list[str], folde
         named = str(file) if Path(str(file)).suffix else f"{file}.toml"
         values = beside(folder, named)
         if values is None:
-            opened.append(f"The script takes settings from {named}, which does not lie beside it; put it there.")
+            opened.append(say("The script takes settings from {0}, which does not lie beside it; put it there.", named))
         else:
             given = {**flat(read_toml(values)), **given}
     wanted = {each: [name for name, value in given.items() if each in str(value)] for each in command.open}
@@ -277,10 +279,16 @@ def read_command(command: Command, given: dict[str, Any], left: list[str], folde
     found = read_sd_scripts({k: v for k, v in given.items() if k not in numbers}, folder, script=command.program)
     found.open += opened
     for each, names in wanted.items():
-        place = f", for {', '.join(names[:5])}" if names else ""
-        found.open.append(f"The script leaves {each} open{place}; set what it stands for.")
+        told = say("The script leaves {0} open; set what it stands for.", each)
+        if names:
+            told = say("The script leaves {0} open, for {1}; set what it stands for.", each, ", ".join(names[:5]))
+        found.open.append(told)
     if command.unsure:
-        found.open.append(f"The script adds these under a condition; check them: {', '.join(command.unsure[:20])}.")
+        added = ", ".join(
+            word.partition("=")[0] if is_secret_word(word) or is_secret("", word) else word
+            for word in command.unsure[:20]
+        )
+        found.open.append(say("The script adds these under a condition; check them: {0}.", added))
     for word in left:
         if word not in command.open:
             found.leave("argument", word)
@@ -623,7 +631,8 @@ def put_warmup(found: Imported, value: Any, steps: int = 0) -> None:
         found.put("scheduler.warmup_steps", percent)
         found.put("scheduler.warmup_unit", "percent")
     if 0 < length < 1 and not steps and not math.isclose(percent, 100 * length):
-        found.open.append(f"The warm-up is {100 * length:g} percent there; here it is a whole number of them.")
+        told = say("The warm-up is {0} percent there; here it is a whole number of them.", f"{100 * length:g}")
+        found.open.append(told)
 
 
 def _decay(found: Imported, given: Given, steps: int) -> None:
@@ -769,13 +778,14 @@ def put_network(found: Imported, given: Given, family: str) -> None:
     weights = given.take("base_weights")
     given.ignore(("base_weights_multiplier", "dim_from_weights"))
     for each in weights if isinstance(weights, list) else filter(None, [weights]):
-        found.open.append(f"The run trains on top of the LoRA {each}; add it by {node('existing_lora')}, beneath.")
+        told = say("The run trains on top of the LoRA {0}; add it by {1}, beneath.", each, node("existing_lora"))
+        found.open.append(told)
 
 
 def put_start(found: Imported, path: str) -> None:
     """Say which LoRA is continued: its layers are needed at once, so it is chosen where it lies."""
     if path:
-        found.open.append(f"The run continues the LoRA {path}; add it by {node('existing_lora')}.")
+        found.open.append(say("The run continues the LoRA {0}; add it by {1}.", path, node("existing_lora")))
 
 
 def _layers(found: Imported, args: dict[str, str], *, lycoris: bool, rank: float, alpha: float, family: str) -> None:
@@ -870,10 +880,14 @@ def _intervals(found: Imported, given: Given, folder: Path) -> None:
     if not prompts:
         return
     text = beside(folder, str(prompts)) if str(prompts).endswith(".txt") else None
-    if "\n" in str(prompts):  # kohya_ss keeps the lines themselves
+    if "\n" in str(prompts) or (
+        " " in str(prompts) and not re.search(r"\.\w{3,4}$", str(prompts))
+    ):  # of kohya_ss' page
         text = str(prompts)
     if text is None:
-        found.open.append(f"The samples' prompts are in {prompts}, which is not read; write them into sample_prompts.")
+        found.open.append(
+            say("The samples' prompts are in {0}, which is not read; write them into sample_prompts.", prompts)
+        )
     else:
         lines = [line.strip() for line in text.splitlines()[:1000]]
         put_prompts(found, [line for line in lines if line and not line.startswith("#")])
@@ -890,7 +904,9 @@ def _folders(found: Imported, given: Given, folder: Path) -> None:
     if file := given.take("dataset_config"):
         text = beside(folder, str(file))
         if text is None:
-            found.open.append(f"The pictures are listed in {file}, which does not lie beside the file; put it there.")
+            found.open.append(
+                say("The pictures are listed in {0}, which does not lie beside the file; put it there.", file)
+            )
         else:
             values = _datasets(text)
             shared |= values.get("general") or {}
@@ -970,7 +986,12 @@ def put_resolution(found: Imported, values: Mapping[str, Any]) -> None:
         side = round(math.sqrt(width * height) / 8) * 8
         found.put("train.resolution", side)
         if side * side != width * height:
-            found.open.append(f"Pictures have about the area of {width} x {height} there, and of {side} x {side} here.")
+            said = say(
+                "Pictures have about the area of {0} there, and of {1} here.",
+                f"{width} x {height}",
+                f"{side} x {side}",
+            )
+            found.open.append(said)
     else:
         found.put("train.buckets.resolutions", [exactly(width, height)])
 
@@ -1030,7 +1051,8 @@ def put_concept(
         concept["controls"] = {"folders": [placed(folder, controls)]}
     place = str(given.take("image_dir") or "")
     if given.take("video_directory") or given.take("video_jsonl_file"):
-        found.open.append(f"{place:.200} holds videos, and here pictures are trained; choose a folder of their frames.")
+        told = say("{0} holds videos, and here pictures are trained; choose a folder of their frames.", place[:200])
+        found.open.append(told)
     if place in (given.take("image_jsonl_file"), given.take("video_jsonl_file")):  # a table of the captions
         captions |= {"source": "table", "file": placed(folder, place)}
         place = re.sub(r"[^\\/]*$", "", place).rstrip("\\/") or "."
@@ -1056,9 +1078,13 @@ def _around(found: Imported, captions: dict[str, Any], warmup: float) -> None:
     before = str(captions.get("prefix", ""))
     inside = before.count(separator)
     if before and captions.get("keep", 0) < inside + (0 if before.rstrip().endswith(separator) else 1):
-        found.open.append(MOVES.format(part="caption_prefix", place="in front"))
+        found.open.append(say("caption_prefix moves with the tags of a caption there; here it stays in front."))
     captions["keep"] = max(0, captions.get("keep", 0) - inside)
     if captions.get("suffix"):
-        found.open.append(MOVES.format(part="caption_suffix", place="at the end"))
+        found.open.append(say("caption_suffix moves with the tags of a caption there; here it stays at the end."))
     if separator != ",":
-        found.open.append(f"sd-scripts joins the tags of a caption by a comma; here {separator} stands between them.")
+        said = say(
+            "sd-scripts joins the tags of a caption by a comma; here {0} stands between them.",
+            separator,
+        )
+        found.open.append(said)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.json_files import parse_json
+from ...common.wording import say
 from .imported import Given, Imported, number, on, put_number, real, take, whole, without_counterpart
 from .sd_scripts import put_network, put_optimizer, put_warmup
 from .texts import beside, placed
@@ -42,7 +43,7 @@ LOSSES = {"l2": "mse", "huber": "huber", "smooth_l1": "smooth_l1"}
 OF_SPEED = re.compile(  # and of places, pictures on the way, and what is done here by other means
     "validation_.*|vae_.*|dynamo_.*|eval_.*|evaluation_.*|sdnq_.*|ramtorch.*|gradient_checkpointing_.*|offload_.*"
     "|disable_bucket_pruning|num_processes|trust_remote_code|text_encoder_batch_size|allow_dataset_oversubscription"
-    "|musubi_blocks_to_swap|context_parallel_.*|ema_validation|hub_.*|framerate"
+    "|musubi_blocks_to_swap|context_parallel_.*|ema_validation|hub_.*|cosmos3_.*_component|framerate"
 )
 WITHOUT_EFFECT = frozenset({
     "output_dir", "resume_from_checkpoint", "report_to", "tracker_project_name", "tracker_run_name", "hub_model_id",
@@ -127,6 +128,7 @@ def read_simpletuner(values: Mapping[str, Any], folder: Path) -> Imported:
     if on(given.take("use_ema")):
         found.put("optimizer.ema_decay", number(found, given, "ema_decay") or 0.995)
         take(found, given, "ema_update_interval", "optimizer.ema_every", whole)
+    given.ignore(("ema_decay", "ema_update_interval"))
     every = number(found, given, "checkpointing_steps") or number(found, given, "checkpoint_step_interval")
     given.ignore(("checkpoint_step_interval",))
     if every:
@@ -185,7 +187,9 @@ def _network(found: Imported, given: Given, folder: Path) -> None:
         put_network(found, Given({**network, "network_alpha": values.get("linear_alpha")}, {}), found.family)
         return
     if lycoris:
-        found.open.append(f"The network is described in {name}, which does not lie beside the file; put it there.")
+        found.open.append(
+            say("The network is described in {0}, which does not lie beside the file; put it there.", name)
+        )
     found.put("lora.rank", whole(rank))
     found.put("lora.alpha", rank if alpha is None else alpha)
     found.put("lora.preset", "auto" if found.family else "attn-mlp")
@@ -224,7 +228,9 @@ def _backends(found: Imported, given: Given, folder: Path) -> None:
         text = beside(folder, name)
         values = parse_json(text) if text else []
         if text is None:
-            found.open.append(f"The pictures are listed in {name}, which does not lie beside the file; put it there.")
+            found.open.append(
+                say("The pictures are listed in {0}, which does not lie beside the file; put it there.", name)
+            )
     _concepts(found, given, values, folder)
 
 

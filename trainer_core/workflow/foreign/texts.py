@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...common.json_files import DEEPEST
+from ...common.wording import say
 from ...data.scan.caption_files import likely_codec
-from .conditions import Blocks, apart
+from .conditions import Blocks, apart, holds
 
 MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 LARGEST = 2**20  # bytes of a file
@@ -34,6 +35,7 @@ USED = {  # how it names one
     "ps1": re.compile(r"\$(?:\{(?:env:)?(\w+)()\}|(?:env:)?([A-Za-z_]\w*))", re.IGNORECASE),
 }
 REPLACED = re.compile(r"(\S+)\s+-[ic]?replace\s+[\"']([^\"']+)[\"']\s*,\s*[\"']([^\"']*)[\"']", re.IGNORECASE)
+EITHER = re.compile(r"if\s*\((.*?)\)\s*\{\s*(.*?)\s*\}\s*else\s*\{\s*(.*?)\s*\}", re.IGNORECASE)
 SKIPPED = {
     "sh": re.compile(r"^\s*(?:#|echo\b|printf\b|$)"),
     "bat": re.compile(r"^\s*@?(?:rem\b|::|echo\b|title\b|$)", re.IGNORECASE),
@@ -67,7 +69,9 @@ def decode(content: bytes, told: list[str] | None = None) -> str:
     if not codec and b"\0" in content:
         raise ValueError("it is no text; choose the file with the settings")
     if line and told is not None:
-        told.append(f"The file is no UTF-8 from line {line} on; it was read as {codec or 'cp1252'}. Check its names.")
+        told.append(
+            say("The file is no UTF-8 from line {0} on; it was read as {1}. Check its names.", line, codec or "cp1252")
+        )
     return content.decode(codec or "cp1252", "replace")
 
 
@@ -246,6 +250,9 @@ def _replaced(text: str, kind: str, known: dict[str, list[str]], left: list[str]
 
 def _joined(value: str, known: dict[str, list[str]]) -> list[str]:
     """Expand a value of PowerShell; texts with + between them are one, and -replace changes one."""
+    if found := EITHER.fullmatch(value):
+        asked, one, other = found.groups()
+        return _joined(other if holds(asked, known) is False else one, known)
     if found := REPLACED.fullmatch(value):
         return [word.replace(found.group(2), found.group(3)) for word in _expanded(found.group(1), "ps1", known, [])]
     parts = re.split(r"(?<=[\w\"'})])\s+\+\s+(?=[\"'$])", value)
