@@ -54,7 +54,7 @@ def export_for(options: argparse.Namespace) -> int:
     if options.to.suffix.lower() != ending:
         raise ValueError(f"{options.to} is to be a file of {options.program}; let its name end in {ending}.")
     run = read_source(options, lambda *_: LINKED)
-    found = write_for(options.program, run.name, run.config, read_open({"base_model": {"path": ""}}))
+    found = write_for(options.program, run.name, run.config, read_open({"base_model": {"path": ""}}), options.to.stem)
     files = {options.to.with_name(options.to.stem + (more or ending)): text for more, text in found.files.items()}
     if taken := next((file for file in files if file.exists()), None):
         raise ValueError(f"{taken} exists already; choose another name.")

@@ -18,6 +18,7 @@ from lora_atelier.trainer_core.workflow.foreign import (
     read_values,
     sd_scripts,
 )
+from lora_atelier.trainer_core.workflow.foreign.exporting import write_for
 from lora_atelier.trainer_core.workflow.foreign.onetrainer import read_onetrainer
 from lora_atelier.trainer_core.workflow.foreign.sd_scripts import LISTS, read_sd_scripts
 from lora_atelier.trainer_core.workflow.foreign.texts import arguments, read_script, read_yaml
@@ -674,7 +675,8 @@ def test_what_is_exported_is_read_back_as_it_was(tmp_path, capsys, program):
         assert "text_encoder_learning_rate of Optimizer = 5e-05" in said or "text_encoder_learning_rate = 5e-05" in said
     else:
         assert config.optimizer.part_rates == was.optimizer.part_rates
-    assert config.optimizer.options["weight_decay"] == 0.1 and config.objective.min_snr_gamma == 5
+    gamma = 0 if program == "ai-toolkit" else 5  # which weighs the loss of a v prediction like noise
+    assert config.optimizer.options["weight_decay"] == 0.1 and config.objective.min_snr_gamma == gamma
     assert (config.train.batch_size, config.train.accumulate) == (3, 2)
     assert config.dataset.concepts[0].role == "train" and config.dataset.concepts[0].flip
     assert config.dataset.concepts[0].repeats == 3 and config.dataset.concepts[0].captions.shuffle
@@ -685,6 +687,81 @@ def test_what_is_exported_is_read_back_as_it_was(tmp_path, capsys, program):
         assert (config.base_model.clip_skip, config.base_model.prediction) == (2, "v_prediction")
     assert main(["export", str(tmp_path / "run.toml"), str(to), "--for", program]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+PLAIN_RUN = {
+    "base_model": {"path": "/m/xl.safetensors", "precision": "bfloat16"},
+    "train": {"epochs": 5, "resolution": 768, "batch_size": 2, "save_dtype": "float16"},
+    "optimizer": {"learning_rate": 1e-4, "text_encoder_learning_rate": 1e-4, "text_encoder_2_learning_rate": 1e-4},
+    "lora": {"rank": 16, "alpha": 8.0, "preset": "attn-mlp"},
+}
+CATS = {"folder": "/d/cats", "captions": {"dropout": 0.1, "missing": "empty"}}
+MASKED = {"unmasked_weight": 0.2, "unmasked_probability": 0.0, "missing": "ones"}
+KINDS = {  # section.name = value, of one concept concepts.name -> the programs that can say it
+    "lora.algorithm=lokr lora.factor=8": "sd-scripts ai-toolkit onetrainer",
+    "lora.algorithm=loha": "sd-scripts onetrainer",
+    "lora.dora=true": "sd-scripts ai-toolkit onetrainer",
+    "lora.algorithm=oft": "sd-scripts onetrainer",
+    "lora.dropout=0.1": "sd-scripts ai-toolkit onetrainer",
+    'concepts.masks={"source":"alpha","unmasked_weight":0.0,"unmasked_probability":0.0}': "sd-scripts ai-toolkit",
+    f"concepts.masks={json.dumps(MASKED, separators=(',', ':'))}": "onetrainer",
+    f"concepts.masks={json.dumps({**MASKED, 'folder': '/m'}, separators=(',', ':'))}": "ai-toolkit",
+    "optimizer.ema_decay=0.99": "ai-toolkit onetrainer",
+    'sample.prompts=["cat","dog"] saves.sample_every=50 sample.steps=9': "sd-scripts ai-toolkit onetrainer",
+    "scheduler.name=cosine_with_restarts scheduler.cycles=3": "sd-scripts onetrainer",
+    "scheduler.min_lr_ratio=0.1": "sd-scripts ai-toolkit onetrainer",
+    "objective.loss=l1 objective.noise_offset=0.05": "sd-scripts ai-toolkit onetrainer",
+    "objective.weighting=debiased": "sd-scripts onetrainer",
+    "objective.weighting=p2": "onetrainer",
+    "objective.min_timestep=100 objective.max_timestep=899": "sd-scripts onetrainer",
+    "base_model.prediction=v_prediction": "sd-scripts ai-toolkit onetrainer",
+    "base_model.vae=/v.safetensors": "sd-scripts ai-toolkit onetrainer",
+    "train.validation_share=0.1": "sd-scripts",
+    'concepts.augment={"brightness":0.2,"rotation":5.0}': "onetrainer",
+    "concepts.loss_weight=0.5": "ai-toolkit onetrainer",
+}
+
+
+def values_of(text):
+    found = copy.deepcopy({**PLAIN_RUN, "dataset": {"concepts": [CATS, {**CATS, "folder": "/d/two", "repeats": 2.0}]}})
+    for part in text.split():
+        name, _, value = part.partition("=")
+        section, _, field = name.partition(".")
+        value = json.loads(value) if value[0] in "[{0123456789t" else value
+        target = found["dataset"]["concepts"] if section == "concepts" else [found.setdefault(section, {})]
+        for each in target:  # masks are of all concepts in OneTrainer
+            each[field] = value
+    return found
+
+
+@pytest.mark.parametrize("program", [*ENDINGS])
+@pytest.mark.parametrize("text", KINDS)
+def test_each_kind_of_setting_comes_back_or_is_listed(tmp_path, program, text):
+    was = read_open(values_of(text))
+    written = write_for(program, "cat", was, read_open({"base_model": {"path": ""}}), "theirs")
+    for ending, content in written.files.items():
+        saved(tmp_path, f"theirs{ending or ENDINGS[program]}", content)
+    found = read_foreign(tmp_path / f"theirs{ENDINGS[program]}")
+    now = read_open(found.values)
+    assert found.left in ([], ["oft_block_size = 32"])
+    assert [(each.folder, each.repeats) for each in now.dataset.concepts] == [("/d/cats", 1), ("/d/two", 2)]
+    lost = []
+    for name in (part.partition("=")[0] for part in text.split()):
+        section, field = name.split(".")
+        one, other = (
+            [getattr(each, field) for each in run.dataset.concepts] if section == "concepts" else
+            [getattr(getattr(run, section), field)]
+            for run in (was, now)
+        )  # fmt: skip
+        in_lines = section == "sample" and f"{now.sample.prompts}".count("--s 9") == 2  # of each sample, not of all
+        if field == "augment":
+            other = [each and each.replace(variants=4) for each in other]
+        lost += [name] if one != other and not in_lines else []
+    assert (lost == []) == (program in KINDS[text].split())
+    told = "\n".join(written.left)
+    parts = {"masks": "masks.|Mask Loader", "augment": "augment.|Augmentation", "algorithm": "algorithm|rank"}
+    fields = [name.split(".")[1] for name in lost]
+    assert all(re.search(parts.get(field, field), told) for field in fields), (lost, told)
 
 
 @pytest.mark.parametrize("program", [*ENDINGS])

@@ -46,7 +46,7 @@ def read_foreign(path: Path) -> Imported:
     if kind == ".json":
         found = read_values(OBJECTS, parse_json(text), path.parent)
     elif kind == ".toml":
-        found = read_values(TABLES, read_toml(text), path.parent)
+        found = read_values(TABLES, _with_datasets(read_toml(text), path), path.parent)
     elif kind in (".yaml", ".yml"):
         found = read_values(OBJECTS, read_yaml(text), path.parent)
     else:
@@ -54,6 +54,14 @@ def read_foreign(path: Path) -> Imported:
     found.open = told + found.open
     found.drop_without_effect()
     return found
+
+
+def _with_datasets(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Name the list of datasets that `export` writes beside a TOML of sd-scripts, where that names no pictures."""
+    listed = path.with_name(path.stem + sd_scripts.DATASETS)
+    named = sd_scripts.flat(values).keys() & {"dataset_config", "train_data_dir", "datasets", "in_json"}
+    ours = "pretrained_model_name_or_path" in values and not named and listed.is_file()
+    return {**values, "dataset_config": listed.name} if ours else values
 
 
 def read_values(readers: Readers, values: Any, folder: Path) -> Imported:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.wording import say
+from ...config import OPTIMIZERS
 from ...config import setting as named
 from ...config.optimizer import RATES
 from .imported import (
@@ -206,12 +207,13 @@ def _train(found: Imported, given: Given, trigger: str, *, second: bool) -> None
     for part in RATES[1 : 3 if second else 2]:
         found.put(f"optimizer.{part}", rate if trains_text else 0.0)
     name = _optimizer(found, str(given.take("optimizer")))
+    known = {each.name for each in OPTIMIZERS[name].settings} if name != "custom" else set[str]()
     for key, value in table(given.take("optimizer_params")).items():
         if key == "betas":
             for setting, each in zip(("beta1", "beta2"), listing(value), strict=False):
                 found.put(f"optimizer.options.{setting}", real(each))
-        elif name != "custom" and key in ("weight_decay", "eps", "beta1", "beta2", "d_coef", "d0", "momentum"):
-            found.put(f"optimizer.options.{key}", real(value))
+        elif key in known:
+            found.put(f"optimizer.options.{key}", value if isinstance(value, bool) else real(value))
         else:
             found.leave(f"train.optimizer_params.{key}", value)
     _schedule(found, given)

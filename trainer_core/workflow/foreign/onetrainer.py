@@ -125,6 +125,12 @@ CURVES = {  # scheduler -> our name and its settings; t runs from 0 to 1
 LOSSES = {"mse_strength": "mse", "mae_strength": "l1", "log_cosh_strength": "log_cosh", "huber_strength": "huber_true"}
 UNITS = {"EPOCH": ("epochs", 1), "STEP": ("steps", 1), "MINUTE": ("minutes", 1), "HOUR": ("minutes", 60)}
 ALGORITHMS = {"LORA": "lora", "LOHA": "loha", "OFT_2": "oft", "LOKR": "lokr"}
+OF_LOKR = (
+    ("lokr_decompose_both", "decompose_both"),
+    ("lokr_use_tucker", "tucker"),
+    ("lokr_weight_decompose", "dora"),
+    ("lokr_full_matrix", "full_matrix"),
+)
 DISTRIBUTIONS = {  # -> our name, and the settings of weight and bias there
     "UNIFORM": ("uniform", "", ""),
     "SIGMOID": ("sigmoid", "sigmoid_slope", "sigmoid_center"),
@@ -305,12 +311,7 @@ def _network(found: Imported, given: Given) -> None:
         found.leave("oft_block_size", given.take("oft_block_size"))
     if kind == "LOKR":
         take(found, given, "lokr_decompose_factor", "lora.factor", whole)
-        for name, setting in (
-            ("lokr_decompose_both", "decompose_both"),
-            ("lokr_use_tucker", "tucker"),
-            ("lokr_weight_decompose", "dora"),
-            ("lokr_full_matrix", "full_matrix"),
-        ):
+        for name, setting in OF_LOKR:
             if on(given.take(name)):
                 found.put(f"lora.{setting}", True)
     given.ignore(name for name in DEFAULTS if name.startswith(("lokr_", "oft_", "lora_")))

@@ -37,6 +37,7 @@ from .imported import (
 from .texts import Command, arguments, beside, placed, read_script
 
 PROGRAM = "sd-scripts"
+DATASETS = "-dataset.toml"  # follows the name of a file, of the list of datasets beside it
 LISTS = frozenset({"network_args", "optimizer_args", "lr_scheduler_args", "text_encoder_lr", "base_weights"}) | {
     "base_weights_multiplier"
 }
@@ -230,6 +231,7 @@ BLOCKS = {  # of network_args: a number for each block
     "conv_block_alphas": ("lora.conv_block_alphas", real),
 }
 SEPARATORS = {"keep_tokens_separator": FIXED_SEPARATOR, "secondary_separator": SECONDARY_SEPARATOR}
+COLOURS = (0.02, 0.1)  # by how much color_aug turns hue and changes saturation
 LARGEST_RANK = 4097
 POLYNOMIAL_END = 1e-7  # the rate at which a polynomial ends there
 WITHOUT_EFFECT = re.compile(  # on what is trained: places, speed, what is always done here, and what is read elsewhere
@@ -1038,7 +1040,7 @@ def put_concept(
     if on(given.take("flip_aug")):
         concept["flip"] = True
     augment = {"crop_jitter": 1.0} if on(given.take("random_crop")) else {}
-    augment |= {"hue": 0.02, "saturation": 0.1} if on(given.take("color_aug")) else {}
+    augment |= dict(zip(("hue", "saturation"), COLOURS, strict=True)) if on(given.take("color_aug")) else {}
     if augment:
         concept["augment"] = augment
     if on(given.take("alpha_mask")):
