@@ -15,6 +15,7 @@ from .settings import READERS, Places, read_train
 TRAIN = "AtelierTrain"
 CONNECTED = "AtelierConnectModel"
 LOADED = "AtelierLoadBaseModel"
+LOOPS = ("StartLoop", "EndLoop")  # ComfyUI's own since 0.46: what is between them runs several times
 OUTPUTS_ONLY = ("name", "model", "clip", "strength")  # inputs of Train LoRA that are no settings of the run
 CASTS: dict[str, tuple[Callable[[Any], Any], str]] = {  # as ComfyUI casts the values of widgets
     "INT": (int, "a whole number"),
@@ -158,8 +159,25 @@ class _Reader:
         if kind in CONSTANTS:
             return node["inputs"]["value"]
         if kind == CONNECTED:
+            if loop := self._loop_before(key):
+                raise ValueError(
+                    f"{name} comes through {loop}, and a loop runs only in ComfyUI; load the model outside"
+                )
             return self._connect(key)
         raise ValueError(f"{name} comes from the node {kind}, which runs only in ComfyUI; set it on its own node")
+
+    def _loop_before(self, key: str) -> str:
+        """Find a node of a loop among those that lead to a node; "" without one."""
+        found, left = set[str](), [key]
+        while left:
+            if (each := left.pop()) in found or each not in self._prompt:
+                continue
+            found.add(each)
+            if self._prompt[each]["class_type"] in LOOPS:
+                return self._prompt[each]["class_type"]
+            links = (value for value in self._prompt[each]["inputs"].values() if isinstance(value, list))
+            left += [str(value[0]) for value in links if len(value) == 2]
+        return ""
 
 
 def _missing(node: Mapping[str, Any], name: str, said: str) -> str:

@@ -600,7 +600,7 @@ config:
         - {folder_path: /d/cats, caption_ext: txt, resolution: [512, 768], caption_dropout_rate: 0.05, flip_x: true}
       train: {steps: 2000, batch_size: 2, lr: 1e-4, optimizer: adamw8bit, noise_scheduler: flowmatch, dtype: bf16,
               ema_config: {use_ema: true, ema_decay: 0.99}, odd: 3}
-      model: {name_or_path: black-forest-labs/FLUX.1-dev, is_flux: true, quantize: true}
+      model: {name_or_path: black-forest-labs/FLUX.1-dev, is_flux: true, quantize: true, assistant_lora_path: undo}
       sample: {sample_every: 100, prompts: ["a cat --ctrl_img x.png --odd 3"], width: 640, height: 512}
 """
 
@@ -610,6 +610,7 @@ def test_a_job_of_ai_toolkit_becomes_a_graph_with_comfyuis_loaders(tmp_path):
     found = bring(path)
     kinds = [node["type"] for node in found.workflow["nodes"]]
     assert {"UNETLoader", "DualCLIPLoader", "VAELoader", "AtelierConnectModel", "MarkdownNote"} <= set(kinds)
+    assert "The run trains on top of the LoRA undo; add it by Existing LoRA, beneath." in found.report
     assert "train.odd = 3" in found.report and "sample prompt --odd" in found.report and found.text == ""
     read = read_foreign(path)
     assert read.family == "flux" and read.models["diffusion_model"] == "black-forest-labs/FLUX.1-dev"

@@ -209,6 +209,15 @@ def test_values_of_nodes_that_run_only_in_comfyui_are_refused():
         read(loaded(FLOW))
 
 
+def test_a_loop_before_a_model_is_refused_by_its_name():
+    workflow = loaded(FLOW)
+    connect = find(workflow, "AtelierConnectModel")
+    loop = {"id": 91, "type": "StartLoop", "widgets_values": ["for", 3], "outputs": [{"type": "STRING"}]}
+    add(workflow, loop, 91, connect, "guidance", "FLOAT")
+    with pytest.raises(ValueError, match="base_model of Train LoRA comes through StartLoop, and a loop runs only in"):
+        read(workflow)
+
+
 @pytest.mark.parametrize(
     ("inputs", "sentence"),
     [

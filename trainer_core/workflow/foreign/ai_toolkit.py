@@ -28,7 +28,7 @@ from .imported import (
     whole,
     without_counterpart,
 )
-from .sd_scripts import put_optimizer, put_warmup
+from .sd_scripts import put_beneath, put_optimizer, put_start, put_warmup
 from .texts import placed
 
 PROGRAM = "ai-toolkit"
@@ -145,6 +145,8 @@ def _model(found: Imported, given: Given) -> None:
             found.models["vae"] = str(vae)
         else:
             found.put("base_model.vae", str(vae))
+    for name in ("assistant_lora_path", "lora_path"):  # such as an adapter that undoes what distillation did
+        put_beneath(found, str(given.take(name) or ""))
     if on(given.take("is_v_pred")):
         found.put("base_model.prediction", "v_prediction")
 
@@ -167,6 +169,7 @@ def _network(found: Imported, given: Given) -> None:
         alpha = number(found, given, "linear_alpha")
         found.put("lora.alpha", (number(found, given, "alpha") if alpha is None else alpha) or 1.0)
         given.ignore(("alpha",))
+    put_start(found, str(given.take("pretrained_lora_path") or ""))
     if kind == "lokr":
         found.put("lora.factor", whole(number(found, given, "lokr_factor") or -1))
     conv = number(found, given, "conv")

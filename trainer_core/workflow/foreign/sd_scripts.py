@@ -780,7 +780,13 @@ def put_network(found: Imported, given: Given, family: str) -> None:
     weights = given.take("base_weights")
     given.ignore(("base_weights_multiplier", "dim_from_weights"))
     for each in weights if isinstance(weights, list) else filter(None, [weights]):
-        told = say("The run trains on top of the LoRA {0}; add it by {1}, beneath.", each, node("existing_lora"))
+        put_beneath(found, str(each))
+
+
+def put_beneath(found: Imported, path: str) -> None:
+    """Say which LoRA stays as it is beneath the one that is trained."""
+    if path:
+        told = say("The run trains on top of the LoRA {0}; add it by {1}, beneath.", path, node("existing_lora"))
         found.open.append(told)
 
 
