@@ -654,7 +654,9 @@ def _captions(found: Imported, text: Mapping[str, Any], dropout: float) -> dict[
     if on(text.get("caps_randomize_enable")):
         found.leave("caps_randomize_enable", True)
     tags = str(text.get("tag_dropout_special_tags") or "")
-    if dropped and tags and text.get("tag_dropout_special_tags_mode") == "WHITELIST":
+    if dropped and tags and on(text.get("tag_dropout_special_tags_regex")):
+        found.leave("tag_dropout_special_tags", tags)
+    elif dropped and tags and text.get("tag_dropout_special_tags_mode") == "WHITELIST":
         captions["protected"] = [tag.strip() for tag in tags.split(",") if tag.strip()]
     elif dropped and tags and text.get("tag_dropout_special_tags_mode") == "BLACKLIST":
         found.leave("tag_dropout_special_tags", tags)
@@ -676,8 +678,9 @@ def _image(found: Imported, concept: dict[str, Any], image: Mapping[str, Any], v
     for name in ("flip", "rotate", "brightness", "contrast", "saturation", "hue"):
         if on(image.get(f"enable_fixed_{name}")):
             found.leave(f"enable_fixed_{name}", True)
-    for name in ("enable_random_circular_mask_shrink", "enable_random_mask_rotate_crop"):
-        if on(image.get(name)):
+    own = {f"enable_random_{name}" for name in ("flip", "rotate", "brightness", "contrast", "saturation", "hue")}
+    for name, value in image.items():
+        if name.startswith("enable_random_") and name not in own and on(value):
             found.leave(name, True)
     if on(image.get("enable_resolution_override")):
         concept["resolutions"] = [part.strip() for part in str(image.get("resolution_override") or "512").split(",")]
