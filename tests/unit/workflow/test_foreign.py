@@ -514,6 +514,17 @@ def test_a_folder_that_is_taken_no_time_is_none(tmp_path):
     assert [concept["folder"] for concept in found.values["dataset"]["concepts"]] == ["/2"]
 
 
+def test_a_table_of_all_pictures_is_read_and_ignored_beside_a_list_of_datasets(tmp_path):
+    plain = 'pretrained_model_name_or_path = "m"\ntrain_data_dir = "/d"\nin_json = "/d/all.json"\ndataset_repeats = 3\n'
+    found = read_foreign(saved(tmp_path, "a.toml", plain))
+    (concept,) = read_open(found.values).dataset.concepts
+    assert (concept.folder, concept.repeats, concept.folder_repeats, found.left) == ("/d", 3, False, [])
+    assert (concept.captions.source, concept.captions.file) == ("table", "/d/all.json")
+    saved(tmp_path, "ds.toml", "[[datasets]]\n[[datasets.subsets]]\nimage_dir = '/e'\n")
+    found = read_foreign(saved(tmp_path, "a.toml", plain + 'dataset_config = "ds.toml"\n'))
+    assert [each.folder for each in read_open(found.values).dataset.concepts] == ["/e"] and found.left == []
+
+
 def test_lists_and_videos_of_musubi_tuner_are_read(tmp_path):
     text = "[[datasets]]\nimage_jsonl_file = '/d/list.jsonl'\n[[datasets]]\nvideo_directory = '/v'\n"
     found = read_foreign(saved(tmp_path, "a.toml", text))

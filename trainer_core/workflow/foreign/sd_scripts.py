@@ -920,10 +920,13 @@ def _folders(found: Imported, given: Given, folder: Path) -> None:
             shared |= values.get("general") or {}
             datasets = values.get("datasets") or []
     weight = number(found, given, "prior_loss_weight")
+    table_of_all, repeats = given.take("in_json"), given.take("dataset_repeats")
+    own = {"metadata_file": table_of_all, "num_repeats": repeats} if table_of_all else {"tree": True}
     listed = [
-        ({**shared, "image_dir": image_dir, "tree": True}, role)
+        ({**shared, "image_dir": image_dir, **own}, role)
         for name, role in (("train_data_dir", "train"), ("reg_data_dir", "regularisation"))
         if (image_dir := given.take(name)) and not given.take("dataset_config")  # beside which they are ignored
+        if role == "train" or not table_of_all  # which has no other folder
     ]
     sizes: list[dict[str, Any]] = [shared] if listed or not datasets else []
     for dataset in () if listed else tables(datasets):
