@@ -526,7 +526,7 @@ def bench(options: argparse.Namespace) -> int:
     """
     if "--share" in options.rest:
         if not importlib.util.find_spec("torch") and not os.environ.get("ATELIER_PYTHON"):
-            raise SetupError("--share needs ComfyUI's own Python; run this by it, as README says for Windows")
+            raise SetupError("--share needs ComfyUI's own Python: run this by the Python that starts ComfyUI")
         os.environ.setdefault("ATELIER_PYTHON", sys.executable)
         if ROOT.parent.name == "custom_nodes":
             os.environ.setdefault("COMFYUI_PATH", str(ROOT.parents[1]))

@@ -12,8 +12,13 @@ from typing import Any
 COMMAND = "python3 dev.py bench --gpu --share"
 MINUTES = 30.0
 PARTS = ("sources", "date", "commit", "command", "parts", "left_out")  # of a file
-# An absolute path, of any system; in an error's text it goes on to the next quote, or to a word's end.
-PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/]+[\w.@~+-]+){2,}[\\/]?|\b[A-Za-z]:[\\/][^\s\"']*|\\\\[^\s\"']+")
+# An absolute path, of any system. In quotes it goes on to the next one; elsewhere a folder may have three blanks.
+NAME = r"[^\s\\/:*?\"'<>|,;]+"
+PATH = re.compile(
+    rf"""(?<=(['"]))(?:[A-Za-z]:)?[\\/](?:(?!\1).)+(?=\1)"""
+    rf"""|(?:\\\\[?.]\\)?(?:\b[A-Za-z]:|~)?(?:[\\/]+{NAME}(?:(?:\ {NAME}){{1,3}}(?=[\\/]))?){{2,}}[\\/]?"""
+    r"""|\b[A-Za-z]:[\\/][^\s"']*|\\\\[^\s"']+"""
+)
 
 
 def write(data: dict[str, Any], device: str, folder: Path) -> Path:
@@ -32,17 +37,18 @@ def without_names(value: Any) -> Any:
         return [without_names(each) for each in value]
     if not isinstance(value, str):
         return value
-    text = PATH.sub("(a path)", value)
-    for name in (platform.node(), getpass.getuser()):
+    for name in (platform.node(), getpass.getuser(), Path.home().name):
         if len(name) > 3:  # a shorter one may be part of a word that means something
-            text = re.sub(rf"\b{re.escape(name)}\b", "(a name)", text)
-    return text
+            value = re.sub(rf"\b{re.escape(name)}\b", "(a name)", value, flags=re.IGNORECASE)
+    return PATH.sub("(a path)", value)
 
 
 def read(path: Path) -> dict[str, Any]:
     """Read a file of measurements; ValueError for another one."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise ValueError(f"{path} cannot be read: {problem.strerror}") from problem
     except ValueError as problem:
         raise ValueError(f"{path.name} is no file of `{COMMAND}`: {problem}") from problem
     if not isinstance(data, dict) or not all(part in data for part in PARTS):

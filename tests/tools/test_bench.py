@@ -322,8 +322,10 @@ def test_a_file_to_show_has_no_path_and_no_name(tmp_path, monkeypatch):
         r"\\nas\models\a.safetensors",
         r"D:\a",
         "/mnt/big/x.py",
+        r"C:\Users\Anna Maria Beer\it's here.py",
     )
-    reason = "it failed (" + "; ".join(f"no file '{path}' on annas-tower of anna.b" for path in paths) + ")"
+    reason = "it failed (" + "; ".join(f"no file '{path}' on Annas-Tower of anna.b" for path in paths) + ")"
+    reason += r"; File C:\Users\Anna Maria Beer\x.py, line 3; /home/anna.b/Maria Beer/x, 2 s/step"
     data = {
         **{
             "sources": "ab12",
@@ -337,8 +339,9 @@ def test_a_file_to_show_has_no_path_and_no_name(tmp_path, monkeypatch):
     path = share.write(data, machine["device"], tmp_path)
     text = path.read_text(encoding="utf-8")
     assert path.name == "lora-atelier-nvidia-geforce-rtx-4090-2026-11-27.json"
-    for name in ("anna", "tower", "Users", "home", "nas", "models", "mnt", "D:"):
-        assert name not in text, name
+    for name in ("anna", "tower", "beer", "users", "home", "nas", "models", "mnt", "d:"):
+        assert name not in text.lower(), name
+    assert "2 s/step" in text
     kept = share.read(path)
     assert kept["parts"] == data["parts"] and kept["command"] == share.COMMAND and kept["date"] == data["date"]
 
@@ -361,6 +364,9 @@ def test_several_cards_are_one_page(tmp_path, monkeypatch):
         files[0].write_text(wrong, encoding="utf-8")
         with pytest.raises(SystemExit, match=r"^bench: 0\.json is no file of `python3 dev\.py bench --gpu --share`"):
             run.main()
+    files[0].unlink()
+    with pytest.raises(SystemExit, match=r"^bench: .*0\.json cannot be read: No such file or directory$"):
+        run.main()
 
 
 @pytest.mark.thorough
