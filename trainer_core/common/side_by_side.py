@@ -14,10 +14,11 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .cancel import droppable, look
+from .in_pieces import InPieces
 
 MOST = 8  # at once, as each holds memory
 SOON = 0.05  # seconds between two looks for a Cancel
-GRACE = 0.5  # seconds that threads get after one, to end by themselves
+GRACE = 0.2  # seconds that threads get after one, to end by themselves
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -38,7 +39,7 @@ def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> Itera
 def cancelled_at_once(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Let a function work in a thread of its own, so that a Cancel is heard at once.
 
-    One call of torch may take minutes, as a decomposition does, and nothing ends it: what it still computes is dropped.
+    Nothing ends a call of torch: what one still computes is dropped, a second of work at most (`in_pieces`).
     """
 
     @functools.wraps(work)
@@ -64,7 +65,7 @@ def _in_threads(work: Callable[[Item], Result], items: list[Item], most: int, th
                 item, future = next(left, (None, None))
             if future is None:
                 return
-            with _Outcome(future):
+            with _Outcome(future), InPieces():
                 look()
                 future.set_result(work(item))  # type: ignore[arg-type]
 
