@@ -14,16 +14,20 @@ TOKEN = secrets.token_urlsafe(24)  # of this process; no other site can read it
 HEADER = "Atelier-Token"
 # How the names of headers begin that proxies add.
 PROXIES = ("forwarded", "via", "x-forwarded", "x-real-ip", "x-client-ip", "true-client-ip", "cf-", "tailscale-")
+# Names that only a network gives, RFC 6762, 8375 and 9476 among them, and those of usual routers.
+OWN_NETWORK = (".local", ".lan", ".home", ".home.arpa", ".internal", ".localdomain", ".intranet", ".fritz.box")
 
 
 def of_this_site(request: web.Request) -> bool:
     """Tell whether a request comes from a page of this server, or from no page; browsers name other sites' pages.
 
     A page of another site may lead its own name to this machine. So whose browser asks at the machine has to name it by
-    its own name.
+    its own name, and in its network by an address or a name that nobody can own elsewhere.
     """
-    if is_local(request.remote) and is_direct(request) and not is_local(_host_of(request)):
-        return False
+    if is_direct(request) and request.scheme == "http":  # to a wrong name no page gets a certificate
+        name = _host_of(request)
+        if not (is_local(name) if is_local(request.remote) else is_unowned(name) or not _is_near(request.remote)):
+            return False
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site is not None:  # behind a proxy the server does not know its own name
         return site in ("same-origin", "none")
@@ -73,6 +77,31 @@ def is_local(host: str | None) -> bool:
         address = ipaddress.ip_address(name)
         return (getattr(address, "ipv4_mapped", None) or address).is_loopback
     except ValueError:  # another name
+        return False
+
+
+def is_unowned(host: str) -> bool:
+    """Tell whether no other site can have a name: an address, one without a dot, this machine's own, a network's."""
+    name = host.lower().rstrip(".")
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "." not in name or name.endswith(OWN_NETWORK) or is_local(name)
+    return True
+
+
+def address_of(request: web.Request) -> str:
+    """Give the address and port at which a request has reached this machine."""
+    address = request.transport.get_extra_info("sockname") if request.transport else None
+    host, port = (address or ("127.0.0.1", ""))[:2]
+    return str(URL.build(authority=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")).removeprefix("//")
+
+
+def _is_near(peer: str | None) -> bool:
+    """Tell whether an address is of a private network, where alone a page of another site asks in a browser's place."""
+    try:
+        return ipaddress.ip_address(peer or "").is_private
+    except ValueError:
         return False
 
 

@@ -95,10 +95,10 @@ def refusal(request: web.Request) -> web.Response | None:
     if plain and askers.of_this_site(request):  # a page of another site posts no JSON without asking
         return None
     sentence = say(
-        "LoRA Atelier answers no page at {0}, as another site may lead that name here; open http://127.0.0.1:{1} "
-        "instead.",
+        "LoRA Atelier answers no page at {0}, as another site may lead that name here; open ComfyUI by its machine's "
+        "IP address, such as http://{1}.",
         printable(request.host[:80]),
-        PromptServer.instance.port,
+        askers.address_of(request),
     )
     return json_answer({"error": sentence}, status=403)
 

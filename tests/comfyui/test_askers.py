@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar, cast
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -54,7 +55,35 @@ def test_no_route_answers_a_page_of_another_site(comfy: ComfyClient) -> None:
         assert answered == [], headers
         assert send(comfy, "/atelier/token", {}, **headers)[0] == 403
     status, answer = send(comfy, "/atelier/runs", Host="elsewhere.example", Origin="http://elsewhere.example")
-    assert status == 403 and f"open {comfy.url} instead" in answer["error"]
+    assert status == 403 and f"such as {comfy.url}." in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("host", "peer", "answered"),
+    [
+        ("192.168.0.2:8188", "192.168.0.9", True),
+        ("[fe80::2]:8188", "fe80::9", True),
+        ("studio:8188", "192.168.0.9", True),
+        ("studio.fritz.box:8188", "192.168.0.9", True),
+        ("elsewhere.example:8188", "192.168.0.9", False),
+        ("elsewhere.example:8188", "::ffff:192.168.0.9", False),
+        ("192.168.0.2.elsewhere.example:8188", "10.0.0.9", False),
+        ("lan.elsewhere.example:8188", "10.0.0.9", False),
+        ("comfy.example", "1.2.3.4", True),  # a server in the open, whose owner chose its name
+    ],
+)
+def test_in_a_network_the_name_is_one_that_no_other_site_can_have(
+    comfy_modules: ModuleType, host: str, peer: str, answered: bool
+) -> None:
+    from lora_atelier.nodes.comfyui import askers
+
+    def request(connection: str) -> web.Request:
+        page = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin", "Connection": connection}
+        transport = Mock(get_extra_info={"peername": (peer, 1)}.get)
+        return make_mocked_request("GET", "/", headers=page, transport=transport)
+
+    assert askers.of_this_site(request("keep-alive")) is answered
+    assert askers.of_this_site(request("close"))  # of a proxy
 
 
 def test_a_question_needs_the_token_that_only_a_page_gets(comfy: ComfyClient) -> None:
