@@ -17,7 +17,7 @@ import torch
 from server import PromptServer
 
 from ...trainer_core.common.devices import kind_of, module_of
-from ...trainer_core.common.wording import OUT_OF_RAM, say
+from ...trainer_core.common.wording import OUT_OF_RAM, is_out_of_ram, say
 from ...trainer_core.memory import free_bytes, total_bytes
 from ...trainer_core.runs.asked import Paused
 
@@ -56,9 +56,9 @@ def training_session() -> Iterator[torch.device]:
             yield device
     except Paused as pause:
         raise management.InterruptProcessingException from pause
-    except MemoryError:
-        raise RuntimeError(OUT_OF_RAM) from None
-    except RuntimeError as error:
+    except (MemoryError, RuntimeError) as error:
+        if is_out_of_ram(error):
+            raise RuntimeError(OUT_OF_RAM) from None
         if not management.is_oom(error):
             raise
         raise RuntimeError(

@@ -161,7 +161,7 @@ def test_a_process_that_is_terminated_leaves_what_a_killed_one_does(server, whol
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("megabytes", [16, 48, 96, 160, 256])
+@pytest.mark.parametrize("megabytes", [1, 15, 16, 48, 96, 160, 256])
 def test_a_process_that_gets_no_more_memory_spoils_nothing(server, whole, megabytes):
     name = f"room-{megabytes}"
     assert server.session(name, room=megabytes << 20) in (0, 1)

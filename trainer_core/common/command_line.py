@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .disk_errors import why
-from .wording import OUT_OF_RAM
+from .wording import OUT_OF_RAM, is_out_of_ram
 
 PROGRAM = "python custom_nodes/lora-atelier"  # how help texts and messages call the pack's folder
 
@@ -25,9 +25,7 @@ def run_command(command: Callable[[Namespace], int], options: Namespace) -> int:
         return command(options)
     except OSError as error:
         sentence = f"{error.filename}: {why(error)}." if error.filename else str(error)
-    except (ValueError, RuntimeError) as error:
-        sentence = str(error)
-    except MemoryError:
-        sentence = OUT_OF_RAM
+    except (ValueError, RuntimeError, MemoryError) as error:
+        sentence = OUT_OF_RAM if is_out_of_ram(error) else str(error)
     print(sentence, file=sys.stderr)
     return 2

@@ -10,6 +10,8 @@ OUT_OF_RAM = (
     "Out of memory: no more RAM is free for this process. Close other programs, or lower the resolution and the batch "
     "size; what is saved is kept."
 )
+# What torch and Python raise as a RuntimeError where the system gives no more.
+_OUT_OF_RAM = ("can't allocate memory", "can't start new thread")
 _COMPUTED = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:e[+-]?[0-9]+)?")
 # Control characters, those that turn the direction of what follows, and halves of characters.
@@ -24,6 +26,11 @@ class Said(str):
 
     def __str__(self) -> str:
         return self  # str() of it, and of an exception that carries it, keeps the template
+
+
+def is_out_of_ram(error: BaseException) -> bool:
+    """Tell whether an error says that the process gets no more RAM."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_RAM)
 
 
 def say(key: str, *values: object) -> Said:

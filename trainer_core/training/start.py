@@ -32,11 +32,15 @@ from .saving import describe_stop
 CarryOut = Callable[..., Result | None]  # trains a prepared run, see train.py
 
 
+LEAST = 64 << 20  # bytes of RAM; with less Python may wait for ever for a thread that could not begin
+
+
 def train_job(job: Job, carry_out: CarryOut) -> Result | None:
     """Plan, prepare and train a run, or find its finished result; None in a process that does not lead.
 
     carry_out: trains a prepared run.
     """
+    bytearray(LEAST)  # raises MemoryError, and takes none of it
     note, callbacks, name = job.callbacks.note, job.callbacks, job.destination.output.stem
     later: list[str] = []  # notes that come after the one on an earlier run
     asked = job.config

@@ -123,9 +123,17 @@ def test_files_go_where_the_page_puts_them(tmp_path):
     )
 
 
-def test_a_command_that_gets_no_memory_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
+    ],
+)
+def test_a_command_that_gets_no_memory_says_so(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     def command(_: object) -> int:
-        raise MemoryError
+        raise error
 
     assert run_command(command, Namespace()) == 2
     assert capsys.readouterr().err.startswith("Out of memory: no more RAM is free")
