@@ -1,6 +1,7 @@
 """Runs without a page and runs of the page are the same: their configurations, their keys, their folders."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from toy_workflows import on_toy_models
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import FLOW, QUICKSTART, ROOT, TINY_BASE, TINY_FLOW, TOUR
 from lora_atelier.trainer_core.commands import main
+from lora_atelier.trainer_core.commands.plan import build_parser as of_plan
+from lora_atelier.trainer_core.commands.train import build_parser as of_train
 from lora_atelier.trainer_core.config import RunConfig
 from lora_atelier.trainer_core.models import Chosen
 from lora_atelier.trainer_core.runs import find_runs
@@ -121,11 +124,16 @@ def test_a_run_of_the_shell_is_reused_by_the_page(
 
 def shell(folder: Path, *arguments: str) -> tuple[int, str]:
     """Run the pack's command as a shell does; return its status and what it has printed."""
+    return script(folder, ROOT, *arguments)
+
+
+def script(folder: Path, file: Path, *arguments: str) -> tuple[int, str]:
+    """Run a Python program in a folder; return its status and what it has printed."""
     starting: Any = warm if warm.POSSIBLE else subprocess
     log = folder / "said.txt"
-    with log.open("wb") as file:
-        command = [sys.executable, str(ROOT), *arguments]
-        done = starting.run(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT)
+    with log.open("wb") as opened:
+        command = [sys.executable, str(file), *arguments]
+        done = starting.run(command, cwd=folder, stdout=opened, stderr=subprocess.STDOUT)
     return done.returncode, log.read_text(encoding="utf-8")
 
 
@@ -153,6 +161,59 @@ def test_a_connected_model_trains_where_comfyui_is(server: ComfyServer, comfyui:
     assert result.ok, result.error
     key = next(key for key, node in prompt.items() if node["class_type"] == "AtelierTrain")
     assert f"Already trained in {run.path.name}" in result.outputs[key]["text"][0]
+
+
+COMMANDS = (  # on a linked workflow: a command, its status, and what it says
+    ("plan flow.json --guess --crops crops.csv --json --set train.steps=3", 0, '"event": "time"'),
+    ("train flow.json --set train.steps=2 --set name=two --set base_model.connected.edit_text=single", 0, "2 steps, "),
+    ("train out/atelier/runs/two --json", 0, "Already trained in two-"),
+    ("train out/atelier/runs/two/run.json --node 12 --set lora.rank=2", 0, "2 steps, "),
+    ("plan out/atelier/runs/two --no-time --set train.steps=5", 0, "Resumed after step 2 of the run two-"),
+    ("plan flow.json --no-time --node 99", 2, "node 99 is no Train LoRA; set --node to 12"),
+    ("plan flow.json --no-time --set train.stepz=2", 2, "no setting train.stepz"),
+    ("plan flow.json --no-time --base-model other.safetensors", 2, "choose the file there, without --base-model"),
+    ("plan out/atelier/runs/two --no-time --set base_model.vae=other", 2, "or --set base_model.vae"),
+    ("plan flow.json --no-time --tokenizer nowhere", 0, "diffusion model"),
+    ("export flow.json same.json", 0, "Saved as same.json"),
+    ("export flow.json other.json --set train.steps=2", 2, "whose workflow is copied as it is"),
+    ("export out/atelier/runs/two run.toml", 2, "which a TOML cannot name"),
+    ("export flow.json other.toml --for sd-scripts", 2, "on a model of other nodes"),
+    ("export flow.json other.yaml --for ai-toolkit", 2, "on a model of other nodes"),
+    ("export flow.json onetrainer.json --for onetrainer", 2, "on a model of other nodes"),
+    ("runs list --folder out/atelier/runs", 0, "2 runs"),
+)
+ALL = """
+import glob, runpy, shlex, sys
+
+for command in sys.argv[2:]:
+    parts = shlex.split(command.replace("runs/two", "runs/two-*"))
+    sys.argv = ["lora-atelier", *((glob.glob(part) or [part])[0] for part in parts)]
+    try:
+        runpy.run_path(sys.argv_0, run_name="__main__")
+    except SystemExit as end:
+        print(f"\\n<{end.code}>", flush=True)
+""".replace("sys.argv_0", repr(str(ROOT / "__main__.py")))
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not TINY_FLOW.exists(), reason="needs the tiny flow model")
+def test_every_command_takes_a_linked_workflow(comfyui: Path, tmp_path: Path) -> None:
+    (tmp_path / "flow.json").write_bytes(FLOW.read_bytes())
+    (tmp_path / "all.py").write_text(ALL, encoding="utf-8")
+    options = {"train": " --output out --device cpu", "plan": " --output out --device cpu", "export": "", "runs": None}
+    commands = []
+    for command, _, _ in COMMANDS:
+        more = options[command.split()[0]]
+        commands.append(command if more is None else f"{command}{more} --comfyui {comfyui}")
+    given = " ".join(commands)
+    for parser in (of_train(), of_plan()):
+        assert all(f" {each}" in given for each in parser._option_string_actions if each not in ("-h", "--help"))
+    _, said = script(tmp_path, tmp_path / "all.py", "--", *commands)
+    parts = re.split(r"\n<(\d)>\n", said)
+    for (command, status, sentence), told, ended in zip(COMMANDS, parts[::2], parts[1::2], strict=False):
+        assert int(ended) == status and sentence in told, f"{command}: {told}"
+    assert len(parts) == 2 * len(COMMANDS) + 1
+    assert (tmp_path / "same.json").read_bytes() and json.loads((tmp_path / "same.json").read_text())["nodes"]
 
 
 @pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")

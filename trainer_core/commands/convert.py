@@ -41,6 +41,11 @@ def export(options: argparse.Namespace) -> int:
     if kind not in (".toml", ".json") or options.to.exists():
         raise ValueError(f"{options.to} exists already, or ends in neither .toml nor .json; choose another name.")
     run = with_digests(read_source(options, lambda *_: LINKED))
+    if options.set and kind == ".json" and run.workflow is not None:
+        raise ValueError(
+            f"{run.name} trains on a model of other nodes, whose workflow is copied as it is; change its settings on "
+            "the canvas, or give --set to train."
+        )
     text = write_run(run) if kind == ".toml" else json.dumps(run.workflow or workflow_of(run), indent=1)
     with written_whole(options.to) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -84,9 +84,18 @@ def _read(file: Path, places: Folders, changes: Sequence[str], node: str, connec
     if isinstance(about, dict) and isinstance(about.get("config"), dict) and "nodes" not in about:
         return _of_run(about, file, places, changes, connect)
     name, config, opened = read_workflow(about, places, node, connect)
+    _check_files(config, changes)
     workflow = about if "nodes" in about else None
     run = RunFile(name=name, config=_changed(config, changes), workflow=workflow, open=opened)
     return run if not changes else _without_workflow(run)
+
+
+def _check_files(config: RunConfig, changes: Sequence[str]) -> None:
+    """Refuse changes of model files where the nodes of a workflow load the models."""
+    files = {f"base_model.{role}" for role in MODEL_FILES}
+    named = next((name for change in changes if (name := change.partition("=")[0].strip()) in files), "")
+    if named and config.base_model.connected is not None:
+        raise ValueError(f"its own nodes load the models; choose the file there, without --base-model or --set {named}")
 
 
 def _without_workflow(run: RunFile) -> RunFile:
@@ -104,10 +113,9 @@ def _of_run(about: Mapping[str, Any], file: Path, places: Folders, changes: Sequ
         config = config.replace(existing=config.existing.replace(on_existing="resume"))
     workflow = read_json(file.parent / WORKFLOW) if (file.parent / WORKFLOW).is_file() else None
     if config.base_model.connected is not None:
+        _check_files(config, changes)
         _, wired, opened = read_workflow(workflow or {}, places, "", connect)
-        guidance = config.base_model.connected.guidance
-        connected = wired.base_model.connected and wired.base_model.connected.replace(guidance=guidance)
-        config = config.replace(base_model=wired.base_model.replace(connected=connected))
+        config = config.replace(base_model=config.base_model.replace(path=wired.base_model.path))
     run = _run_file(about, config, workflow if isinstance(workflow, dict) else None, opened)
     return run if not changes else _without_workflow(run)
 
