@@ -95,7 +95,7 @@ def test_names_for_diffusers_are_layers_there_or_the_reason_is_said(row):
         assert unnamed and names.unnamed == ZOO[row].diffusers
         return
     assert not names.unnamed
-    if row == "sdxl":
+    if row in ("sdxl", "koala"):
         (added,) = names.written(names.weights["diffusion_model.label_emb.0.0"], "diffusers")
         assert added.name == "unet.add_embedding.linear_1"
     written = [each.name for weight in names.weights.values() for each in names.written(weight, "diffusers")]
@@ -104,7 +104,7 @@ def test_names_for_diffusers_are_layers_there_or_the_reason_is_said(row):
         assert len(adapter) > 10 and "text_conditioner.blocks.0.self_attn.q_proj" in adapter
         written = [name for name in written if name not in adapter]
     if ZOO[row].diffusers:
-        start = "unet." if row in ("sd15", "sdxl") else "transformer."
+        start = "unet." if row in ("sd15", "sdxl", "koala") else "transformer."
         assert all(name.startswith(start) for name in written)
         assert numberless(name.removeprefix(start) for name in written) <= layers_in_diffusers(row, ZOO[row].diffusers)
 

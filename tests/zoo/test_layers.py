@@ -76,7 +76,7 @@ INSIDE = {
     },
     "cogvideox": {"blocks.0": ("q k v attn_out", "ff_proj ff_out", "norm1.linear norm2.linear")},
 }
-UNETS = ("sd15", "sdxl")
+UNETS = ("sd15", "sdxl", "koala")
 BLOCKS = {  # where they are not simply numbered from 0 in one list
     "flux_dev": "double_blocks.0 double_blocks.1 single_blocks.0 single_blocks.1",
     "hidream": "double_stream_blocks.0 single_stream_blocks.0",

@@ -40,7 +40,17 @@ LARGE = {"pixart_sigma": 384, "pixart_alpha": 384, "cascade_c": 128, "cascade_b"
 # Rows that differ from another one in sizes alone, or by what the passes of test_session.py have of their own.
 VARIANTS = (
     *("flux_schnell", "flux2_klein", "longcat", "chroma_radiance", "zimage_pixel", "pixeldit", "pixart_alpha"),
-    *("cascade_b", "hunyuan_image21", "hunyuan_video15", "wan22_5b", "wan21_vace", "anima", "boogu", "lumina2"),
+    *(
+        "cascade_b",
+        "hunyuan_image21",
+        "hunyuan_video15",
+        "wan22_5b",
+        "wan21_vace",
+        "anima",
+        "boogu",
+        "lumina2",
+        "koala",
+    ),
 )
 ROWS = [*(name for name in ZOO if name not in VARIANTS), *again(*(name for name in VARIANTS if name in ZOO))]
 

@@ -6,7 +6,7 @@ from zoo.zoo import ROWS, build, conditioning
 
 VARIANTS = {  # classes that build the network of a row, with other sizes or further inputs
     "sd15": "SD20 SD21UnclipL SD21UnclipH SD15_instructpix2pix",
-    "sdxl": "SDXLRefiner SSD1B KOALA_700M KOALA_1B Segmind_Vega SDXL_instructpix2pix",
+    "sdxl": "SDXLRefiner SSD1B KOALA_1B Segmind_Vega SDXL_instructpix2pix",
     "flux_dev": "FluxInpaint",
     "hunyuan_dit": "HunyuanDiT1",
     "hunyuan_video": "HunyuanVideoI2V HunyuanVideoSkyreelsI2V",

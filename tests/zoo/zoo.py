@@ -95,6 +95,13 @@ XL = UNET | {
     "adm_in_channels": 2816,
     "num_classes": "sequential",
 }
+KOALA = XL | {"transformer_depth_middle": -2}  # without a middle block
+XL_PARTS = {
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+    "transformer_layers_per_block": 1,
+}
 FLUX = {
     "image_model": "flux",
     "in_channels": 16,
@@ -642,12 +649,18 @@ ROWS = {
         kind="sdxl",
         step=8,
         diffusers="UNet2DConditionModel",
-        parts={
-            "addition_embed_type": "text_time",
-            "addition_time_embed_dim": 256,
-            "projection_class_embeddings_input_dim": 2816,
-            "transformer_layers_per_block": 1,
-        },
+        parts=XL_PARTS,
+    ),
+    "koala": Row(
+        "KOALA_700M",
+        (4, 16, 16),
+        (8, 32),
+        KOALA,
+        1280,
+        kind="sdxl",
+        step=8,
+        diffusers="UNet2DConditionModel",
+        parts=XL_PARTS | {"mid_block_type": None},
     ),
     "flux_dev": Row(
         "Flux",

@@ -151,11 +151,11 @@ def _is_list_of_blocks(module: nn.Module, works: Callable[[Any], bool]) -> bool:
 
 
 def _unet_blocks(unet: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the blocks of a UNet in its order; the middle counts as one."""
+    """Yield the blocks of a UNet in its order; the middle counts as one, and some have none."""
     for part in UNET_PARTS:
-        module = unet.get_submodule(part)
+        module = getattr(unet, part)
         if part == "middle_block":
-            yield part, module
+            yield from [(part, module)] if module is not None else []
         else:
             yield from ((f"{part}.{number}", each) for number, each in module.named_children())
 
