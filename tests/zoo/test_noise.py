@@ -104,6 +104,22 @@ class Crooked(comfy.model_sampling.EPS):
         return super().calculate_denoised(sigma, model_output.square() + 1, model_input)
 
 
+class Clamped(comfy.model_sampling.CONST):
+    def calculate_denoised(self, sigma, model_output, model_input):
+        return super().calculate_denoised(sigma, model_output, model_input).clamp(-20, 20)
+
+
+class Centred(comfy.model_sampling.CONST):
+    def calculate_denoised(self, sigma, model_output, model_input):
+        output = model_output - 0.2 * (model_output - model_output.mean((2, 3), keepdim=True))
+        return super().calculate_denoised(sigma, output, model_input)
+
+
+class Mixed(comfy.model_sampling.CONST):
+    def noise_scaling(self, sigma, noise, latent_image, max_denoise=False):
+        return super().noise_scaling(sigma, noise * noise.abs(), latent_image)
+
+
 class Silent(comfy.model_sampling.EPS):
     def calculate_denoised(self, sigma, model_output, model_input):
         return model_input
@@ -112,6 +128,9 @@ class Silent(comfy.model_sampling.EPS):
 OWN = [
     (Backwards, comfy.model_sampling.ModelSamplingDiscreteFlow, "goes from noise to picture"),
     (Crooked, comfy.model_sampling.ModelSamplingDiscrete, "no weighted sum"),
+    (Clamped, comfy.model_sampling.ModelSamplingDiscreteFlow, "no weighted sum"),
+    (Centred, comfy.model_sampling.ModelSamplingDiscreteFlow, "no weighted sum"),
+    (Mixed, comfy.model_sampling.ModelSamplingDiscreteFlow, "no weighted sum"),
     (Silent, comfy.model_sampling.ModelSamplingDiscrete, "makes nothing of what its network says"),
 ]
 

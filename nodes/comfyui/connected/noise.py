@@ -17,6 +17,8 @@ from ....trainer_core.models.base import Prediction
 
 LEVELS = 1000
 EXACT = 1e-6  # relative error up to which numbers of a sampling in float64 count as equal
+RESIDUAL = 1e-4  # the same of sums of random pictures, which may cancel out
+TRIED, LOUD = 25, (1.0, 30.0)  # levels at which they are drawn, and their standard deviations
 LOUDEST = 10.0  # largest standard deviation of a network's input; some models are trained with noise 8 times as large
 NODE = "Use Connected Model"
 
@@ -104,7 +106,8 @@ def _numbers(sampling: Any, sigma: Tensor) -> Coefficients:
     noised, clean = sampling.noise_scaling, sampling.calculate_denoised
     a, b = ask(noised, zero, one), ask(noised, one, zero)
     skip, out = ask(clean, zero, one), ask(clean, one, zero)
-    if not _same(ask(noised, one, one), a + b) or not _same(ask(clean, one, one), skip + out):
+    sums = (noised, (b, a)), (clean, (out, skip))  # weights of what is given: noise and latents, output and input
+    if not all(_is_weighted_sum(function, sigma, weights) for function, weights in sums):
         raise _refused("is no weighted sum of picture and noise; link it without the node that sets its sampling")
     if not all(each.isfinite().all() for each in (a, b, skip, out)) or (out == 0).any():
         raise _refused("makes nothing of what its network says at some levels of noise")
@@ -116,6 +119,21 @@ def _numbers(sampling: Any, sigma: Tensor) -> Coefficients:
     if (scale * (a.square() + b.square()).sqrt()).max() > LOUDEST:
         raise _refused("gives its network noise at full loudness, which no model is known to be trained with")
     return Coefficients(a, b, (1 - skip * a) / out, -skip * b / out)
+
+
+def _is_weighted_sum(function: Any, sigma: Tensor, weights: tuple[Tensor, Tensor]) -> bool:
+    """Tell whether what a sampling makes of random pairs of pictures, quiet and loud, is the sum by its weights."""
+    some = torch.linspace(0, len(sigma) - 1, TRIED).long()
+    draws = torch.Generator().manual_seed(0)
+    first, other = torch.randn(2, TRIED, 4, 6, 6, dtype=torch.float64, generator=draws)
+    for loud in LOUD:
+        given = first * loud, other * loud
+        found = function(sigma[some], *(each.clone() for each in given)).double()
+        expected = sum(one * weight[some].view(-1, 1, 1, 1) for one, weight in zip(given, weights, strict=True))
+        apart, size = (each.flatten(1).norm(dim=1) for each in (found - expected, expected))
+        if not (apart <= RESIDUAL * size).all():
+            return False
+    return True
 
 
 def _is_time(numbers: Coefficients, sigma: Tensor) -> bool:
