@@ -111,6 +111,149 @@ class Weights(nn.Module):
         return self.leave(tokens[:, -h * w :]).mT.reshape(b, c, h, w)
 
 
+class Rows(nn.Module):
+    """Blocks in a row, each of which adds what `part` makes of the tokens."""
+
+    def __init__(self, ops: Any) -> None:
+        super().__init__()
+        self.enter, self.leave = ops.Linear(CHANNELS, WIDTH), ops.Linear(WIDTH, CHANNELS)
+        self.read = ops.Linear(TEXT, WIDTH)
+        self.blocks = nn.ModuleList([self.make(ops) for _ in range(4)])
+
+    def make(self, ops: Any) -> nn.Module:
+        return Part(ops)
+
+    def forward(self, x: Tensor, timesteps: Tensor, context: Tensor, **_: Any) -> Tensor:
+        b, c, h, w = x.shape
+        tokens = torch.cat([self.read(context), self.enter(x.flatten(2).mT)], dim=1)
+        tokens = tokens + timesteps.to(tokens).view(-1, 1, 1).cos()
+        for number, block in enumerate(self.blocks):
+            tokens = self.step(number, block, tokens, timesteps)
+        return self.leave(tokens[:, -h * w :]).mT.reshape(b, c, h, w)
+
+    def step(self, number: int, block: nn.Module, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        del number, timesteps
+        return block(tokens)
+
+
+class Part(nn.Module):
+    """Attention and an MLP."""
+
+    def __init__(self, ops: Any) -> None:
+        super().__init__()
+        self.attn_q, self.attn_k, self.attn_v = (ops.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.mlp = self.make_mlp(ops)
+
+    def make_mlp(self, ops: Any) -> nn.Module:
+        return ops.Linear(WIDTH, WIDTH)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT / WIDTH**0.5).softmax(-1) @ v
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + self.attend(self.attn_q(tokens), self.attn_k(tokens), self.attn_v(tokens))
+        return tokens + nn.functional.gelu(self.mlp(tokens))
+
+
+class BufferLinear(nn.Module):
+    """A linear layer whose weight is a buffer, which ComfyUI's loader patches nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.bias = WIDTH, WIDTH, None
+        self.register_buffer("weight", torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(4)) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x))
+
+
+class Int8Linear(BufferLinear):
+    """The same in 8 bits with a scale for each output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        scale = self.weight.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("scale", scale)
+        self.weight = (self.weight / scale).round().to(torch.int8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x) * self.scale.to(x))
+
+
+class InBuffers(Rows):
+    def make(self, ops: Any) -> nn.Module:
+        return type("PartInBuffers", (Part,), {"make_mlp": lambda *_: BufferLinear()})(ops)
+
+
+class InInt8(Rows):
+    def make(self, ops: Any) -> nn.Module:
+        return type("PartInInt8", (Part,), {"make_mlp": lambda *_: Int8Linear()})(ops)
+
+
+class Tied(Rows):
+    """Reads a layer's weight once more, turned, past its call."""
+
+    def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        return super().step(number, block, tokens, timesteps) + tokens @ self.blocks[0].mlp.weight.detach().to(tokens)
+
+
+class TiedUnseen(Rows):
+    """The same through a copy, of which nothing tells whose it is."""
+
+    def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        weight = self.blocks[0].mlp.state_dict()["weight"]
+        return super().step(number, block, tokens, timesteps) + tokens @ weight.to(tokens)
+
+
+class DataResidual(Rows):
+    """Lets no gradient along the residual of one of its blocks."""
+
+    def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        found = super().step(number, block, tokens, timesteps)
+        return tokens.data + (found - tokens) if number == 2 else found
+
+
+class Fused(torch.autograd.Function):
+    """Attention as a kernel without a backward pass would give it: zeros come back."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT / WIDTH**0.5).softmax(-1) @ v
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return (torch.zeros_like(gradients[0]),) * 3
+
+
+class FusedPart(Part):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return Fused.apply(q, k, v)
+
+
+class PlainPart(Part):
+    @torch.no_grad()
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(q, k, v)
+
+
+class WithoutBackward(Rows):
+    def make(self, ops: Any) -> nn.Module:
+        return FusedPart(ops)
+
+
+class UnderNoGrad(Rows):
+    def make(self, ops: Any) -> nn.Module:
+        return PlainPart(ops)
+
+
+class Experts(Rows):
+    """Half of its blocks draw the noisy levels, half the others."""
+
+    def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        noisy = float(timesteps.max()) > 700
+        return super().step(number, block, tokens, timesteps) if noisy == (number < 2) else tokens
+
+
 class Odd(comfy.supported_models_base.BASE):
     """The configuration of such a model."""
 

@@ -200,7 +200,9 @@ def distilled(patcher: Any) -> str:
 def _other_clip(model: Any, clip: Any) -> str:
     """Say that a CLIP is of another kind than ComfyUI loads for a MODEL, by its tokenizer; "" where it is not."""
     try:
-        usual = getattr(model.model_config.clip_target({}), "tokenizer", None)
+        # Of the class: ComfyUI's own look-up of what a configuration lacks prints a warning.
+        target = getattr(type(model.model_config), "clip_target", None)
+        usual = None if target is None else getattr(target(model.model_config, {}), "tokenizer", None)
     except (AttributeError, LookupError, NameError, TypeError):  # some of ComfyUI's ask the file for its text encoder
         return ""
     tokenizers = type(getattr(clip, "tokenizer", None)), usual or type(None)

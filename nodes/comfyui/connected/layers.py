@@ -70,6 +70,14 @@ def blocks(denoiser: nn.Module) -> list[str]:
     return list(_Blocks(denoiser).main)
 
 
+def named_blocks(denoiser: nn.Module) -> dict[str, nn.Module]:
+    """Map paths of all repeated blocks to what of them is called, also of small ones beside the model's own."""
+    found = {}
+    for path, block in _Blocks(denoiser).found.items():
+        found |= {path + (f", part {n}" if n else ""): each for n, each in enumerate(_called(block))}
+    return found
+
+
 def block_layouts(denoiser: nn.Module, setting: str) -> list[list[str]]:
     """List the possible block orders of a list setting; block_weights may begin with BASE, for all other layers."""
     found = blocks(denoiser)

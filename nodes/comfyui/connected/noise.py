@@ -125,11 +125,12 @@ def _is_weighted_sum(function: Any, sigma: Tensor, weights: tuple[Tensor, Tensor
     """Tell whether what a sampling makes of random pairs of pictures, quiet and loud, is the sum by its weights."""
     some = torch.linspace(0, len(sigma) - 1, TRIED).long()
     draws = torch.Generator().manual_seed(0)
-    first, other = torch.randn(2, TRIED, 4, 6, 6, dtype=torch.float64, generator=draws)
+    pair = torch.randn(2, TRIED, 4, 6, 6, dtype=torch.float64, generator=draws)
     for loud in LOUD:
-        given = first * loud, other * loud
+        given = pair[0] * loud, pair[1] * loud
         found = function(sigma[some], *(each.clone() for each in given)).double()
-        expected = sum(one * weight[some].view(-1, 1, 1, 1) for one, weight in zip(given, weights, strict=True))
+        one, other = (each * weight[some].view(-1, 1, 1, 1) for each, weight in zip(given, weights, strict=True))
+        expected = one + other
         apart, size = (each.flatten(1).norm(dim=1) for each in (found - expected, expected))
         if not (apart <= RESIDUAL * size).all():
             return False

@@ -31,7 +31,7 @@ class Observed(TorchFunctionMode):
     def __init__(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
         """Observe layers, by name, of a model."""
         super().__init__()
-        self.called: set[str] = set()
+        self.order: dict[str, None] = {}  # layers that are called, in the order of their first calls
         self.past: set[str] = set()  # layers whose weight is read by other code than their own
         self._lost: dict[str, str] = {}  # operators and classes, in their order, and where they are first
         self._custom: dict[str, tuple[str, str]] = {}  # places of operators that torch has not, by name
@@ -59,11 +59,16 @@ class Observed(TorchFunctionMode):
             return result
 
         with ExitStack() as stack:
-            stack.enter_context(calls(self._layers, self.called))
+            stack.enter_context(calls(self._layers, self.order.setdefault))
             torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
             stack.callback(setattr, torch.autograd.Function, "apply", own)
             stack.enter_context(self)
             yield
+
+    @property
+    def called(self) -> set[str]:
+        """The names of layers that are called."""
+        return set(self.order)
 
     @property
     def lost(self) -> str:
@@ -82,9 +87,9 @@ class Observed(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given = list(_tensors((*args, *kwargs.values())))
+        given = list(tensors_in((*args, *kwargs.values())))
         read = [name for tensor in given for name in self._owners.get(id(tensor), ())]
-        if read and next(_tensors((result,)), None) is not None:
+        if read and next(tensors_in((result,)), None) is not None:
             owner = self._owner()
             self.past.update(read if owner not in [self._layers[name] for name in read] else ())
         if not self._inside and any(tensor.requires_grad for tensor in given):
@@ -98,7 +103,7 @@ class Observed(TorchFunctionMode):
         custom = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
         if custom and name.partition(".")[0] not in TORCH and (place := self._place()) is not None:
             self._custom.setdefault(name, place)
-        made = [tensor for tensor in _tensors((result,)) if tensor.is_floating_point() or tensor.is_complex()]
+        made = [tensor for tensor in tensors_in((result,)) if tensor.is_floating_point() or tensor.is_complex()]
         written = not torch.is_grad_enabled() and (_writes(name) or kwargs.get("out") is not None)
         without = bool(made) and not any(tensor.requires_grad for tensor in made)
         warned = any(tensor.grad_fn is not None and WARNS in tensor.grad_fn.name() for tensor in made)
@@ -108,7 +113,7 @@ class Observed(TorchFunctionMode):
     def _watch_backward(self, name: str, result: Any) -> None:
         """Note a function whose backward pass gives nothing for what needs a gradient."""
         place = self._place()
-        for node in {tensor.grad_fn for tensor in _tensors((result,)) if tensor.grad_fn is not None}:
+        for node in {tensor.grad_fn for tensor in tensors_in((result,)) if tensor.grad_fn is not None}:
 
             def look(found: tuple, above: tuple, edges: tuple = node.next_functions) -> None:
                 wanted = [one for one, (edge, _) in zip(found, edges, strict=False) if edge is not None]
@@ -147,22 +152,26 @@ class Observed(TorchFunctionMode):
 
 
 @contextmanager
-def calls(layers: Mapping[str, nn.Module], called: set[str]) -> Iterator[None]:
-    """Add the names of layers to `called` as they are called, inside a `with` block."""
+def calls(layers: Mapping[str, nn.Module], note: Callable[[str], Any]) -> Iterator[None]:
+    """Note the names of layers as they are called, inside a `with` block."""
     with ExitStack() as stack:
         for name, layer in layers.items():
-            handle = layer.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+            handle = layer.register_forward_pre_hook(lambda *_, name=name: _none(note(name)))
             stack.callback(handle.remove)
         yield
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def _none(_: Any) -> None:
+    """Give nothing: what a hook gives would replace a module's input."""
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     """Yield the tensors among values, also those in lists."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 def _name(func: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,17 +14,31 @@ from torch import Tensor, nn
 from ....trainer_core.common.disk_errors import reason
 from ....trainer_core.common.exact import exact
 from ....trainer_core.common.wording import count, names
-from ....trainer_core.memory import LEVELS, copied_before_written, keep_activations, recompute
+from ....trainer_core.memory import LEVELS, copied_before_written, free_bytes, keep_activations, recompute
 from ....trainer_core.models.base import Unit
 from . import gradients
-from .denoiser import BatchConditions, RawDenoiser
+from .denoiser import TOLERANCE, BatchConditions, RawDenoiser
+from .filed import WHOLE, Filed
 from .frozen import is_product
 from .gradients import WRONG
-from .layers import shared_out, units
-from .observed import Observed, calls
+from .layers import named_blocks, shared_out, units
+from .observed import Observed, calls, tensors_in
 
+LEVELS_TRIED = (0.25, 0.95)  # of noise, as shares of the MODEL's; some have experts for some levels
+FILED = 5  # by how many bounds of rounding a picture drawn with the file may differ from one of training
+NUMBERS = 256  # of what a block gives, which are compared
+UNAPPLIED = ("layer's weight is none that ComfyUI changes", "layers' weights are none that ComfyUI changes")
 CHANGES = (0.1, 0.03, 0.01, 0.003, 0.001)  # of the loss, as shares, by which its slope is measured
-APART = 0.05  # slopes that are one but for rounding and bends
+APART, ROUNDED = 0.05, 0.2  # slopes that are one but for rounding and bends, in float32 and in half of its bits
+EARLIEST = 4  # the share of layers that are tried by themselves
+WRONG_SLOPE = (
+    "this MODEL cannot be trained, as the loss does not follow its gradients, first before {}. Update the node pack "
+    "that the MODEL is from, or link another MODEL"
+)
+# By how much layers without a gradient are changed, and what shows that they act, in float32 and in half of its bits.
+NUDGE, SEEN = (0.01, 0.1), (2e-5, 0.06)
+
+Pairs = Sequence[tuple[Tensor, Tensor]]  # parameters and their gradients
 
 
 class Found(NamedTuple):
@@ -48,25 +62,32 @@ def try_out(
     inputs: of a pass on one small picture. what: the MODEL and the picture, in messages. layers: the network's, by
     name. modules: those of the MODEL that they change.
     """
-    options = gradients.options(denoiser.patcher)
+    options, (noised, _, conditions) = gradients.options(denoiser.patcher), inputs
 
-    def run() -> Tensor:
-        return denoiser.predict(*inputs, options)
+    def at(share: float) -> Callable[[], Tensor]:
+        level = torch.full_like(inputs[1], int(share * len(denoiser.sigmas)))
+        return lambda: denoiser.predict(noised, level, conditions, options)
 
-    remarks = _predictions(denoiser, run, inputs, what)
-    observed = Observed(denoiser.model.diffusion_model, modules)
+    runs = [at(share) for share in LEVELS_TRIED]
+    remarks = _predictions(denoiser, runs[0], inputs, what)
+    observed, random = Observed(denoiser.model.diffusion_model, modules), bool(remarks)
+    rounded = denoiser.model.get_dtype_inference() in TOLERANCE
     try:
-        idle = prove(run, layers, observed)
+        idle = prove(runs, layers, observed, ROUNDED if rounded else APART, random=random)
+        if not random:
+            _check_idle(denoiser, runs, [name for name in observed.order if name in idle], layers, modules, observed)
+        found = _left_out(idle, modules, observed)
+        left = {name: layers[name] for name in modules if not any(name in each for each in found.values())}
+        drawn, unapplied = _compare_with_file(denoiser, runs, left, modules, random=random)
     except ValueError as error:
         raise ValueError(f"{what}: {error}.") from error
-    found = _left_out(idle, modules, observed)
+    found |= {UNAPPLIED: unapplied}
     out = "so the LoRA leaves them out"
     remarks += [f"{count(each, *verbs)}, {out}: {names(each)}." for verbs, each in found.items() if each]
     left_out = frozenset(name for each in found.values() for name in each)
-    drawn: set[str] = set()
-    with comfyui_runs(what), gradients.paused(), calls(modules, drawn):
-        run()
-    blocks = units(denoiser.model.diffusion_model)
+    if left_out >= set(modules):
+        raise ValueError(" ".join([f"{what}: this MODEL cannot be trained, as no layer can be.", *remarks]))
+    blocks, run = units(denoiser.model.diffusion_model), runs[0]
     if recomputes(run, layers, blocks, 2 * denoiser.bound):
         blocks = shared_out(blocks, bytes_kept(run, blocks))
     else:
@@ -127,18 +148,99 @@ def _predictions(
     return []
 
 
-def prove(run: Callable[[], Tensor], layers: Mapping[str, nn.Module], observed: Observed) -> list[str]:
-    """Try two passes forward and backward, and list the layers that get no gradient from them.
+def _check_idle(
+    denoiser: RawDenoiser,
+    runs: Sequence[Callable[[], Tensor]],
+    idle: Sequence[str],
+    layers: Mapping[str, nn.Module],
+    modules: Mapping[str, nn.Module],
+    observed: Observed,
+) -> None:
+    """Raise ValueError where layers that get no gradient change predictions all the same."""
+    if not idle:
+        return
+    model, rounded = denoiser.model.diffusion_model, denoiser.model.get_dtype_inference() in TOLERANCE
+    filed = Filed(denoiser.patcher, layers, modules)
+    with torch.no_grad():
+        before = Trace(model, runs)
+        with filed.moved(idle, NUDGE[rounded]):
+            after = Trace(model, runs)
+    if where := before.leaves(after, SEEN[rounded]):
+        raise ValueError(_refused(observed.lost) if observed.lost else WRONG_SLOPE.format(where))
 
-    run: predicts from the smallest batch. layers: those that are trained, by name. observed: watches the first pass.
-    Raises ValueError for a model that cannot be trained. Gradients are cleared.
+
+def _compare_with_file(
+    denoiser: RawDenoiser,
+    runs: Sequence[Callable[[], Tensor]],
+    layers: Mapping[str, nn.Module],
+    modules: Mapping[str, nn.Module],
+    *,
+    random: bool,
+) -> tuple[set[str], list[str]]:
+    """Compare what a network does in training with what ComfyUI's loader makes of its file.
+
+    Returns the layers that are called where samples are drawn, and those that a file does not change as training does.
+    Raises ValueError for a MODEL that computes with weights beside its layers.
     """
-    watches = [observed.watching, nullcontext]  # models that keep something between passes fail in the second
-    for watch in watches:
+    filed, drawn, unapplied = Filed(denoiser.patcher, layers, modules), set[str](), list[str]()
+    whole = all(p.dtype in WHOLE for p in denoiser.model.diffusion_model.parameters() if p.is_floating_point())
+    for some in _shared_out(modules, layers, denoiser.patcher.load_device):
+        with torch.no_grad(), filed.moved(some):
+            wrong = filed.unapplied(some)
+        unapplied += wrong
+        rest = [name for name in some if name not in wrong]
+        with torch.no_grad(), filed.moved(rest):
+            trained = Trace(denoiser.model.diffusion_model, runs)
+            # Samples of weights in few bits round what they multiply, which training does not.
+            with filed.on(rest), gradients.paused(in_training=not whole), calls(modules, drawn.add):
+                drawn_with = Trace(denoiser.model.diffusion_model, runs)
+        if not random and (where := trained.leaves(drawn_with, FILED * denoiser.bound)):
+            raise ValueError(
+                "this MODEL cannot be trained, as it computes with weights of its layers in ways of its own, where a "
+                f"LoRA file does something else than training, first in {where}. Link another MODEL"
+            )
+    if not whole:
+        drawn.clear()
+        with torch.no_grad(), gradients.paused(), calls(modules, drawn.add):
+            for run in runs:
+                run()
+    return drawn, unapplied
+
+
+def _shared_out(modules: Mapping[str, Any], layers: Mapping[str, nn.Module], device: torch.device) -> list[list[str]]:
+    """Share layers out to lists whose weights fit into a quarter of the memory that is free."""
+    room, lists, size = min(free_bytes(device), free_bytes(torch.device("cpu"))) // 4, list[list[str]](), 0
+    for name in layers:
+        weight = getattr(modules[name], "weight", None)
+        size += weight.numel() * 4 if isinstance(weight, Tensor) else 0
+        if not lists or size > room:
+            lists, size = [*lists, []], 0
+        lists[-1].append(name)
+    return lists
+
+
+def prove(
+    runs: Sequence[Callable[[], Tensor]],
+    layers: Mapping[str, nn.Module],
+    observed: Observed,
+    off: float = APART,
+    *,
+    random: bool = False,
+) -> list[str]:
+    """Try passes forward and backward, and list the layers that get no gradient from any.
+
+    runs: each predicts from the smallest batch; two at least, as models that keep something between passes fail in the
+    second. layers: those that are trained, by name. observed: watches the passes. off: by how much slopes may differ.
+    random: whether the MODEL draws random numbers, so that passes cannot be compared. Raises ValueError for a model
+    that cannot be trained. Gradients are cleared.
+    """
+    passes: list[dict[str, Pairs]] = []
+    for run in runs:
+        _clear(layers)
         prediction = None
         with copied_before_written():
             try:
-                with watch():
+                with observed.watching():
                     prediction = run()
                 if prediction.isfinite().all():
                     prediction.float().square().mean().backward()
@@ -148,17 +250,42 @@ def prove(run: Callable[[], Tensor], layers: Mapping[str, nn.Module], observed: 
                 raise ValueError(_why(error, observed, prediction)) from error
         if not prediction.isfinite().all():
             raise ValueError("this MODEL predicts numbers that are not finite; load it in bfloat16 or float32")
-        found = [p.grad for layer in layers.values() for p in layer.parameters() if p.grad is not None]
-        if not all(gradient.isfinite().all() for gradient in found):
+        found = {
+            name: [(p, p.grad) for p in layer.parameters() if p.grad is not None] for name, layer in layers.items()
+        }
+        if not all(gradient.isfinite().all() for pairs in found.values() for _, gradient in pairs):
             raise ValueError("gradients of this MODEL are not finite; load it in bfloat16 or float32")
-    idle = [name for name, layer in layers.items() if not any(_moves(p) for p in layer.parameters())]
-    moving = [p for name, layer in layers.items() if name not in idle for p in layer.parameters() if _moves(p)]
-    found = [p.grad / len(watches) for p in moving if p.grad is not None]
-    for layer in layers.values():
-        layer.zero_grad(set_to_none=True)
-    if observed.lost and not (moving and slopes_agree(run, moving, found)):
-        raise ValueError(_refused(observed.lost))
-    return idle
+        passes.append(
+            {name: kept for name, pairs in found.items() if (kept := [each for each in pairs if each[1].any()])}
+        )
+        _clear(layers)
+    if not any(passes):
+        raise ValueError(
+            _refused(observed.lost) if observed.lost else "this MODEL cannot be trained: no layer gets a gradient"
+        )
+    if not random:
+        _check_slopes(runs, passes, list(observed.order), observed.lost, off)
+    return [name for name in layers if not any(name in found for found in passes)]
+
+
+def _check_slopes(
+    runs: Sequence[Callable[[], Tensor]],
+    passes: Sequence[Mapping[str, Pairs]],
+    order: Sequence[str],
+    lost: str,
+    off: float,
+) -> None:
+    """Raise ValueError where a loss does not change along its gradients as they say.
+
+    All layers are tried in the first pass, and the earliest in the last: their gradients come through all others.
+    """
+    for number, (run, found) in enumerate(zip(runs, passes, strict=True)):
+        moving = [name for name in order if name in found]
+        some = moving if number == 0 else moving[: -(-len(moving) // EARLIEST)]
+        if some and not slopes_agree(run, [found[name] for name in some], off):
+            wrong = (name for name in reversed(moving) if not slopes_agree(run, [found[name]], off))
+            first = next(wrong, some[-1])
+            raise ValueError(_refused(lost) if lost else WRONG_SLOPE.format(first))
 
 
 def _why(error: Exception, observed: Observed, prediction: Tensor | None) -> str:
@@ -178,31 +305,67 @@ def _refused(operators: str) -> str:
 
 
 @torch.no_grad()
-def slopes_agree(run: Callable[[], Tensor], parameters: Sequence[Tensor], found: Sequence[Tensor]) -> bool:
-    """Tell whether the loss changes along the gradients that were found as they say, by central differences.
+def slopes_agree(run: Callable[[], Tensor], layers: Sequence[Pairs], off: float = APART) -> bool:
+    """Tell whether the loss changes along gradients as they say, by central differences; each layer counts alike.
 
-    Where rounding hides the change, it is no evidence, and the answer is yes.
+    layers: the parameters of each, and their gradients. Where rounding hides the change, it is no evidence, and the
+    answer is yes.
     """
-    draws = torch.Generator().manual_seed(0)
-    steps = [gradient * float(torch.rand((), generator=draws) + 0.5) for gradient in found]
-    expected = float(sum(exact(step * gradient).sum() for step, gradient in zip(steps, found, strict=True)))
-    loss, before, slopes = _loss(run), [parameter.clone() for parameter in parameters], []
-    for change in CHANGES:
-        losses = []
-        for by in (change * loss / expected, -change * loss / expected):
-            for parameter, own, step in zip(parameters, before, steps, strict=True):
-                parameter.copy_(own + by * step)
-            losses.append(_loss(run))
-        slopes.append((losses[0] - losses[1]) / (2 * change * loss))
-    for parameter, own in zip(parameters, before, strict=True):
-        parameter.copy_(own)
+    norms = [sum(exact(gradient).square().sum() for _, gradient in each) ** 0.5 for each in layers]
+    pairs = [(p, g / float(norm)) for each, norm in zip(layers, norms, strict=True) for p, g in each]
+    expected, loss = float(sum(norms)), _loss(run)
+    before, slopes = [parameter.clone() for parameter, _ in pairs], list[float]()
+    try:
+        for change in CHANGES:
+            losses = []
+            for by in (change * loss / expected, -change * loss / expected):
+                for (parameter, step), own in zip(pairs, before, strict=True):
+                    parameter.copy_(own + by * step)
+                losses.append(_loss(run))
+            slopes.append((losses[0] - losses[1]) / (2 * change * loss))
+            if abs(slopes[0] - 1) < off:
+                return True
+    finally:
+        for (parameter, _), own in zip(pairs, before, strict=True):
+            parameter.copy_(own)
     # Of two steps that agree: larger ones are bent, smaller ones rounded away.
-    sure = [(abs(one - other), one) for one, other in pairwise(slopes) if abs(one - other) < APART * abs(one)]
-    return not sure or abs(min(sure)[1] - 1) < APART
+    sure = [(abs(one - other), one) for one, other in pairwise(slopes) if abs(one - other) < off * abs(one)]
+    return not sure or abs(min(sure)[1] - 1) < off
 
 
 def _loss(run: Callable[[], Tensor]) -> float:
     return float(run().double().square().mean())
+
+
+class Trace:
+    """What the blocks of a MODEL give in some passes, in a few numbers each, and what these passes predict."""
+
+    def __init__(self, model: nn.Module, runs: Sequence[Callable[[], Tensor]]) -> None:
+        self._seen: list[tuple[str, Tensor]] = []
+        with ExitStack() as stack:
+            for path, block in named_blocks(model).items():
+                handle = block.register_forward_hook(functools.partial(self._note, path), with_kwargs=True)
+                stack.callback(handle.remove)
+            for run in runs:
+                self._seen.append(("its last layers", run()))
+
+    def _note(self, path: str, _: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        # Blocks may write into what they are given instead of giving something back.
+        for tensor in tensors_in((output, *args, *kwargs.values())):
+            if tensor.is_floating_point():
+                flat = tensor.detach().flatten()
+                self._seen.append((path, flat[:: max(1, len(flat) // NUMBERS)].float().clone()))
+
+    def leaves(self, other: Trace, bound: float) -> str:
+        """Name where two traces part by more than a share, "" where their predictions do not."""
+        pairs = list(zip(self._seen, other._seen, strict=False))
+        parts = [path for (path, one), (_, two) in pairs if one.shape != two.shape or _apart(one, two) > bound]
+        ends = [_apart(one, two) > bound for (path, one), (_, two) in pairs if path == "its last layers"]
+        return parts[0] if any(ends) or len(self._seen) != len(other._seen) else ""
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / one.norm().clamp(min=1e-30))
 
 
 def recomputes(
@@ -216,9 +379,9 @@ def recomputes(
     def found() -> list[Tensor]:
         with copied_before_written():
             run().float().square().mean().backward()
-        taken = [p.grad for layer in layers.values() for p in layer.parameters() if p.grad is not None]
-        for layer in layers.values():
-            layer.zero_grad(set_to_none=True)
+        # An absent gradient is one of zeros: a recomputed block gives those to all of its layers.
+        taken = [_gradient(p) for layer in layers.values() for p in layer.parameters()]
+        _clear(layers)
         return taken
 
     plain = found()
@@ -231,10 +394,7 @@ def recomputes(
         return False
     finally:
         keep_activations(block for block, _ in blocks)
-        for layer in layers.values():
-            layer.zero_grad(set_to_none=True)
-    if len(plain) != len(again):
-        return False
+        _clear(layers)
     difference = sum(exact(a - b).square().sum() for a, b in zip(plain, again, strict=True))
     return bool(difference <= bound**2 * sum(exact(a).square().sum() for a in plain))
 
@@ -265,8 +425,13 @@ def bytes_kept(run: Callable[[], Tensor], blocks: Sequence[Unit]) -> list[int]:
     return [sum(each.values()) for each in kept]
 
 
-def _moves(parameter: Tensor) -> bool:
-    return parameter.grad is not None and bool(parameter.grad.any())
+def _clear(layers: Mapping[str, nn.Module]) -> None:
+    for layer in layers.values():
+        layer.zero_grad(set_to_none=True)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _is_product(layer: Any) -> bool:
