@@ -103,7 +103,7 @@ class Trial:
     def prove(self) -> list[str]:
         """List the layers without a gradient, as the trial before a run does."""
         frozen = self.network._frozen
-        return prove([self.predict] * 2, self.network._layers, Observed(self.model.diffusion_model, frozen))
+        return prove([self.predict] * 2, self.network._layers, Observed(self.model.diffusion_model, frozen)).idle
 
     @torch.no_grad()
     def slope(self, direction: Sequence[Tensor], step: float) -> float:

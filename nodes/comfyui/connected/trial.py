@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -31,14 +32,28 @@ UNAPPLIED = ("layer's weight is none that ComfyUI changes", "layers' weights are
 CHANGES = (0.1, 0.03, 0.01, 0.003, 0.001)  # of the loss, as shares, by which its slope is measured
 APART, ROUNDED = 0.05, 0.2  # slopes that are one but for rounding and bends, in float32 and in half of its bits
 EARLIEST = 4  # the share of layers that are tried by themselves
-WRONG_SLOPE = (
-    "this MODEL cannot be trained, as the loss does not follow its gradients, first before {}. Update the node pack "
-    "that the MODEL is from, or link another MODEL"
-)
+INSTEAD = "Update ComfyUI and the node pack that the MODEL is from, or link another MODEL"
+WRONG_SLOPE = f"this MODEL cannot be trained, as the loss does not follow its gradients, first before {{}}. {INSTEAD}"
+OWN_CHECKPOINTS = "set gradient checkpointing of the node that loads it to off"
+WORDS = {  # why a pass with gradients fails, by what torch says
+    r"does not require grad": f"as no gradient leaves its code, which may recompute blocks itself: {OWN_CHECKPOINTS}",
+    r"checkpoint": f"as its code recomputes blocks itself: {OWN_CHECKPOINTS}",
+    r"inference tensor": "as its code keeps tensors of inference mode to itself, which autograd cannot save",
+    r"in-?place operation": "as its code writes into what the backward pass needs",
+    r"out=\.\.\. arguments": "as its code writes results into memory of its own, which has no gradient",
+    r"not implemented": "as it has operators without a backward pass for its numbers: load it in bfloat16 or float32",
+}
 # By how much layers without a gradient are changed, and what shows that they act, in float32 and in half of its bits.
 NUDGE, SEEN = (0.01, 0.1), (2e-5, 0.06)
 
 Pairs = Sequence[tuple[Tensor, Tensor]]  # parameters and their gradients
+
+
+class Proof(NamedTuple):
+    """What passes forward and backward have shown."""
+
+    idle: list[str]  # layers without a gradient
+    gradients: dict[str, Pairs]  # of the first pass, by layer, where there are any
 
 
 class Found(NamedTuple):
@@ -73,7 +88,7 @@ def try_out(
     observed, random = Observed(denoiser.model.diffusion_model, modules), bool(remarks)
     rounded = denoiser.model.get_dtype_inference() in TOLERANCE
     try:
-        idle = prove(runs, layers, observed, ROUNDED if rounded else APART, random=random)
+        idle, plain = prove(runs, layers, observed, ROUNDED if rounded else APART, random=random)
         if not random:
             _check_idle(denoiser, runs, [name for name in observed.order if name in idle], layers, modules, observed)
         found = _left_out(idle, modules, observed)
@@ -88,7 +103,7 @@ def try_out(
     if left_out >= set(modules):
         raise ValueError(" ".join([f"{what}: this MODEL cannot be trained, as no layer can be.", *remarks]))
     blocks, run = units(denoiser.model.diffusion_model), runs[0]
-    if recomputes(run, layers, blocks, 2 * denoiser.bound):
+    if recomputes(run, layers, plain, blocks, 2 * denoiser.bound):
         blocks = shared_out(blocks, bytes_kept(run, blocks))
     else:
         blocks = []
@@ -197,7 +212,7 @@ def _compare_with_file(
         if not random and (where := trained.leaves(drawn_with, FILED * denoiser.bound)):
             raise ValueError(
                 "this MODEL cannot be trained, as it computes with weights of its layers in ways of its own, where a "
-                f"LoRA file does something else than training, first in {where}. Link another MODEL"
+                f"LoRA file does something else than training, first in {where}. {INSTEAD}"
             )
     if not whole:
         drawn.clear()
@@ -226,15 +241,15 @@ def prove(
     off: float = APART,
     *,
     random: bool = False,
-) -> list[str]:
-    """Try passes forward and backward, and list the layers that get no gradient from any.
+) -> Proof:
+    """Try passes forward and backward, and find the layers that get no gradient from any.
 
     runs: each predicts from the smallest batch; two at least, as models that keep something between passes fail in the
     second. layers: those that are trained, by name. observed: watches the passes. off: by how much slopes may differ.
     random: whether the MODEL draws random numbers, so that passes cannot be compared. Raises ValueError for a model
     that cannot be trained. Gradients are cleared.
     """
-    passes: list[dict[str, Pairs]] = []
+    passes, losses = list[dict[str, Pairs]](), list[float]()
     for run in runs:
         _clear(layers)
         prediction = None
@@ -244,6 +259,7 @@ def prove(
                     prediction = run()
                 if prediction.isfinite().all():
                     prediction.float().square().mean().backward()
+                    losses.append(float(prediction.detach().double().square().mean()))
             except torch.OutOfMemoryError:
                 raise
             except WRONG as error:
@@ -264,12 +280,13 @@ def prove(
             _refused(observed.lost) if observed.lost else "this MODEL cannot be trained: no layer gets a gradient"
         )
     if not random:
-        _check_slopes(runs, passes, list(observed.order), observed.lost, off)
-    return [name for name in layers if not any(name in found for found in passes)]
+        _check_slopes(runs, losses, passes, list(observed.order), observed.lost, off)
+    return Proof([name for name in layers if not any(name in found for found in passes)], passes[0])
 
 
 def _check_slopes(
     runs: Sequence[Callable[[], Tensor]],
+    losses: Sequence[float],
     passes: Sequence[Mapping[str, Pairs]],
     order: Sequence[str],
     lost: str,
@@ -279,11 +296,11 @@ def _check_slopes(
 
     All layers are tried in the first pass, and the earliest in the last: their gradients come through all others.
     """
-    for number, (run, found) in enumerate(zip(runs, passes, strict=True)):
+    for number, (run, loss, found) in enumerate(zip(runs, losses, passes, strict=True)):
         moving = [name for name in order if name in found]
         some = moving if number == 0 else moving[: -(-len(moving) // EARLIEST)]
-        if some and not slopes_agree(run, [found[name] for name in some], off):
-            wrong = (name for name in reversed(moving) if not slopes_agree(run, [found[name]], off))
+        if some and not slopes_agree(run, loss, [found[name] for name in some], off):
+            wrong = (name for name in reversed(moving) if not slopes_agree(run, loss, [found[name]], off))
             first = next(wrong, some[-1])
             raise ValueError(_refused(lost) if lost else WRONG_SLOPE.format(first))
 
@@ -294,26 +311,26 @@ def _why(error: Exception, observed: Observed, prediction: Tensor | None) -> str
         return _refused(custom)
     if prediction is not None and not prediction.requires_grad and observed.lost:
         return _refused(observed.lost)
-    return f"this MODEL cannot be trained: {reason(error)}"
+    said = reason(error)
+    words = (sentence for pattern, sentence in WORDS.items() if re.search(pattern, said, re.I))
+    why = next(words, f"as its code fails where gradients are on ({said.rstrip('.')})")
+    return f"this MODEL cannot be trained, {why}. {INSTEAD}"
 
 
 def _refused(operators: str) -> str:
-    return (
-        f"this MODEL cannot be trained, as operators hand no gradient on: {operators}. Update ComfyUI and the node "
-        "pack that the MODEL is from, or link another MODEL"
-    )
+    return f"this MODEL cannot be trained, as operators hand no gradient on: {operators}. {INSTEAD}"
 
 
 @torch.no_grad()
-def slopes_agree(run: Callable[[], Tensor], layers: Sequence[Pairs], off: float = APART) -> bool:
+def slopes_agree(run: Callable[[], Tensor], loss: float, layers: Sequence[Pairs], off: float = APART) -> bool:
     """Tell whether the loss changes along gradients as they say, by central differences; each layer counts alike.
 
-    layers: the parameters of each, and their gradients. Where rounding hides the change, it is no evidence, and the
-    answer is yes.
+    loss: of the pass as it is. layers: the parameters of each, and their gradients. Where rounding hides the change, it
+    is no evidence, and the answer is yes.
     """
     norms = [sum(exact(gradient).square().sum() for _, gradient in each) ** 0.5 for each in layers]
     pairs = [(p, g / float(norm)) for each, norm in zip(layers, norms, strict=True) for p, g in each]
-    expected, loss = float(sum(norms)), _loss(run)
+    expected = float(sum(norms))
     before, slopes = [parameter.clone() for parameter, _ in pairs], list[float]()
     try:
         for change in CHANGES:
@@ -369,25 +386,22 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 
 def recomputes(
-    run: Callable[[], Tensor], layers: Mapping[str, nn.Module], blocks: Sequence[Unit], bound: float
+    run: Callable[[], Tensor],
+    layers: Mapping[str, nn.Module],
+    plain: Mapping[str, Pairs],
+    blocks: Sequence[Unit],
+    bound: float,
 ) -> bool:
     """Tell whether gradients stay the same where blocks are recomputed; some blocks do something else the second time.
 
-    bound: of their relative difference. Gradients are cleared.
+    plain: gradients of a pass without that, by layer. bound: of their relative difference. Gradients are cleared.
     """
-
-    def found() -> list[Tensor]:
-        with copied_before_written():
-            run().float().square().mean().backward()
-        # An absent gradient is one of zeros: a recomputed block gives those to all of its layers.
-        taken = [_gradient(p) for layer in layers.values() for p in layer.parameters()]
-        _clear(layers)
-        return taken
-
-    plain = found()
     recompute(blocks, LEVELS[-1], copies=True)
     try:
-        again = found()
+        with copied_before_written():
+            run().float().square().mean().backward()
+        given = {id(p): gradient for pairs in plain.values() for p, gradient in pairs}
+        found = {id(p): p.grad for layer in layers.values() for p in layer.parameters() if p.grad is not None}
     except torch.OutOfMemoryError:
         raise
     except WRONG:
@@ -395,8 +409,16 @@ def recomputes(
     finally:
         keep_activations(block for block, _ in blocks)
         _clear(layers)
-    difference = sum(exact(a - b).square().sum() for a, b in zip(plain, again, strict=True))
-    return bool(difference <= bound**2 * sum(exact(a).square().sum() for a in plain))
+    size = sum(exact(gradient).square().sum() for gradient in given.values())
+    difference = sum(_squared(given.get(key), found.get(key)) for key in given.keys() | found.keys())
+    return bool(difference <= bound**2 * size)
+
+
+def _squared(one: Tensor | None, other: Tensor | None) -> Any:
+    """The sum of squares of a difference; an absent gradient is one of zeros, as recomputed blocks give."""
+    if one is None or other is None:
+        return sum(exact(each).square().sum() for each in (one, other) if each is not None)
+    return exact(one - other).square().sum()
 
 
 def bytes_kept(run: Callable[[], Tensor], blocks: Sequence[Unit]) -> list[int]:
@@ -428,10 +450,6 @@ def bytes_kept(run: Callable[[], Tensor], blocks: Sequence[Unit]) -> list[int]:
 def _clear(layers: Mapping[str, nn.Module]) -> None:
     for layer in layers.values():
         layer.zero_grad(set_to_none=True)
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _is_product(layer: Any) -> bool:
