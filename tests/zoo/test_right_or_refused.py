@@ -1,13 +1,16 @@
 """Models as custom nodes write them that trained wrong without a word: each is right now, or refused in a sentence."""
 
 import pytest
+import torch
 from zoo import odd
 from zoo.linked import live_of
 from zoo.test_train import drawn_with, pictures, sampled  # noqa: F401 (pictures is a fixture)
-from zoo.test_unlisted import link, notes_of  # noqa: F401 (link is a fixture)
+from zoo.test_unlisted import link, made, notes_of  # noqa: F401 (link is a fixture)
 from zoo.trial import Trial
+from zoo.zoo import build
 
-from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.nodes.comfyui.connected import gradients, identity
+from lora_atelier.nodes.comfyui.connected.identity import digest_of_model
 from lora_atelier.nodes.comfyui.connected.observed import Observed
 from lora_atelier.nodes.comfyui.connected.trial import prove, recomputes
 
@@ -58,3 +61,48 @@ def test_ltx2_recomputes_its_blocks():
         first = next(iter(plain))
         doubled = {**plain, first: [(p, 2 * gradient) for p, gradient in plain[first]]}
         assert not recomputes(trial.predict, layers, doubled, trial.units, 1e-3)
+
+
+def scaled(by):
+    """A forward of a block that a node puts in place of its own."""
+
+    def hooked(module, args, output):
+        return output * by
+
+    return hooked
+
+
+def replaced(block, by):
+    own = block.forward
+    block.forward = lambda tokens: own(tokens) * by
+
+
+CHANGED = {  # what a node does to a MODEL whose files and state dict stay
+    "hooks": lambda model: model.blocks[1].register_forward_hook(scaled(0.5)),
+    "hooks of another number": lambda model: model.blocks[1].register_forward_hook(scaled(0.6)),
+    "hooks of another block": lambda model: model.blocks[2].register_forward_hook(scaled(0.5)),
+    "a replaced forward": lambda model: replaced(model.blocks[1], 0.5),
+    "another replaced forward": lambda model: replaced(model.blocks[1], 0.6),
+    "tensors of no state dict": lambda model: setattr(model.blocks[1], "shift", torch.ones(3)),
+    "other tensors of no state dict": lambda model: setattr(model.blocks[1], "shift", torch.ones(3) * 2),
+    "tensors in lists": lambda model: setattr(model.blocks[1], "shifts", [torch.ones(3) * 2]),
+}
+
+
+def test_models_that_compute_something_else_are_other_runs():
+    digests = {}
+    for name, change in {"nothing": lambda model: None, **CHANGED}.items():
+        for number in range(2):
+            patcher = made(odd.Rows)
+            change(patcher.model.diffusion_model)
+            digests[name, number] = digest_of_model(patcher)
+            with gradients.session(patcher):
+                assert digest_of_model(patcher) == digests[name, number]
+    assert all(digests[name, 0] == digests[name, 1] for name, _ in digests)
+    assert len(set(digests.values())) == len(digests) / 2
+
+
+def test_a_model_of_comfyui_has_no_code_of_others(name):
+    model, _ = build(name)
+    plain = identity._code_of(model)
+    assert name.startswith("odd") or plain == ""

@@ -230,11 +230,11 @@ def _put_back(holder: Any, was: Any) -> None:
     """Put back all of a dictionary or a list that has changed, where a change holds a tensor of a pass."""
     if isinstance(holder, list):
         same = len(holder) == len(was) and all(now is before for now, before in zip(holder, was, strict=True))
-        if not same and _holds_tensors(holder):
+        if not same and holds_tensors(holder):
             holder[:] = was
         return
     changed = [name for name in holder if name not in PASSING and holder[name] is not was.get(name)]
-    if any(_holds_tensors(holder[name]) for name in changed):
+    if any(holds_tensors(holder[name]) for name in changed):
         for name in changed:
             if name in was:
                 holder[name] = was[name]
@@ -242,7 +242,7 @@ def _put_back(holder: Any, was: Any) -> None:
                 del holder[name]
 
 
-def _holds_tensors(value: Any, depth: int = 3) -> bool:
+def holds_tensors(value: Any, depth: int = 3) -> bool:
     """Tell whether a value is a tensor, or a collection or a plain object with one."""
     if isinstance(value, Tensor):
         return True
@@ -251,7 +251,7 @@ def _holds_tensors(value: Any, depth: int = 3) -> bool:
     else:
         attributes = value if isinstance(value, dict) else _attributes(value)
         inside = [] if attributes is None else list(attributes.values())
-    return depth > 0 and any(_holds_tensors(each, depth - 1) for each in inside)
+    return depth > 0 and any(holds_tensors(each, depth - 1) for each in inside)
 
 
 @functools.cache

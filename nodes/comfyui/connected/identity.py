@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
+import inspect
 import json
 import weakref
 from collections.abc import Iterable, Mapping
@@ -15,8 +17,19 @@ import torch
 from torch import Tensor
 
 from ....trainer_core.common.cancel import look
+from .frozen import own_class
+from .gradients import holds_tensors
 from .live import ATTENTION
 
+OURS = __name__.rsplit(".", 4)[0]
+KNOWN = (
+    "torch.",
+    "comfy.",
+    "comfy_",
+    "transformers.",
+    OURS,
+)  # whose classes the version of ComfyUI and of the pack tells
+OF_TORCH = frozenset(vars(torch.nn.Module()))  # what every module holds
 LEVELS = 5  # at which a MODEL's own sampling is compared
 _known: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()  # digests of models' weights
 
@@ -40,9 +53,11 @@ def digest_of_model(patcher: Any) -> str:
     """Compute the sha256 of everything but its files that decides what a MODEL or a CLIP computes.
 
     Without known files all weights count, in their order by name: dtype, shape and bytes. Patches count by strength and
-    content, as their ids differ from session to session; its sampling counts by its numbers.
+    content, as their ids differ from session to session; its sampling counts by its numbers. Where code of others runs
+    in it, that counts as well, and so do tensors that no state dict has.
     """
     parts = [type(patcher.model).__name__, _patches(patcher), _sampling(patcher), _options_of_passes(patcher)]
+    parts += filter(None, [_code_of(patcher.model)])
     given = getattr(patcher, "cached_patcher_init", None)
     if files_of(patcher):
         parts.append(_options(given))
@@ -77,6 +92,66 @@ def digest_of_scale(model: Any) -> str:
     ones = torch.ones(1, form.latent_channels, *(1,) * form.latent_dimensions)
     scaled = [model.process_latent_in(value * ones).flatten().tolist() for value in (0.0, 1.0)]
     return hashlib.sha256(repr(scaled).encode()).hexdigest()
+
+
+def _code_of(model: torch.nn.Module) -> str:
+    """Digest what else a model computes with: hooks, replaced functions, tensors of no state dict; "" for nothing."""
+    whole, found = hashlib.sha256(), False
+    for path, module in model.named_modules():
+        kind = own_class(module)
+        parts = [each for name, each in sorted(vars(module).items()) if callable(each) and hasattr(kind, name)]
+        parts = [each for each in parts if not isinstance(each, torch.nn.Module)]
+        parts += [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        parts = [each for each in parts if not (getattr(each, "__module__", None) or "").startswith(KNOWN)]
+        if not kind.__module__.startswith(KNOWN):  # of those the version tells what they hold
+            own = {name: value for name, value in vars(module).items() if name not in OF_TORCH}
+            own |= {name: module._buffers[name] for name in module._non_persistent_buffers_set}
+            parts += [pair for pair in sorted(own.items()) if holds_tensors(pair[1])]
+        if parts:
+            found = True
+            whole.update(f"{path} {kind.__qualname__}".encode())
+            _describe_code(parts, whole)
+    return whole.hexdigest() if found else ""
+
+
+def _describe_code(value: Any, whole: Any, depth: int = 4) -> None:
+    """Add code to a digest, with what it holds: its text, defaults, and the values that it closes over."""
+    if isinstance(value, torch.nn.Module) or depth == 0:
+        return
+    if isinstance(value, functools.partial):
+        _describe_code([value.func, value.args, value.keywords], whole, depth)
+    elif inspect.ismethod(value):
+        _describe_code([value.__func__, value.__self__], whole, depth)
+    elif inspect.isfunction(value):
+        try:
+            whole.update(inspect.getsource(value).encode())
+        except (OSError, TypeError):  # made without a file
+            whole.update(value.__code__.co_code)
+            _describe(value.__code__.co_consts, whole)
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        _describe_code([value.__defaults__, cells], whole, depth - 1)
+    elif isinstance(value, list | tuple):
+        whole.update(f"{len(value)}".encode())
+        for each in value:
+            _describe_code(each, whole, depth)
+    elif isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            whole.update(str(name).encode())
+            _describe_code(value[name], whole, depth - 1)
+    elif isinstance(value, Tensor) or value is None or isinstance(value, str | int | float | bool):
+        _describe(value, whole)
+    else:
+        whole.update(_named(value).encode())
+        _describe_code(
+            vars(value) if hasattr(value, "__dict__") and not isinstance(value, type) else None, whole, depth - 1
+        )
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # not assigned yet
+        return False
 
 
 def _options(given: Any) -> str:
