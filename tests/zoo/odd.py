@@ -254,6 +254,27 @@ class OwnCheckpoints(Rows):
         return checkpoint(super().step, *given, use_reentrant=True)
 
 
+def added(tokens: Tensor, found: Tensor) -> Tensor:
+    return torch.add(tokens, torch.mul(found, 0.5), out=tokens)
+
+
+class WritesOut(Rows):
+    """Adds by a function that writes into what it was given, which no source of a class tells."""
+
+    def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        return added(super().step(number, block, tokens, timesteps), tokens)
+
+
+class WritesOutPart(Part):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return added(tokens, super().forward(tokens + 0))
+
+
+class WritesOutInBlocks(Rows):
+    def make(self, ops: Any) -> nn.Module:
+        return WritesOutPart(ops)
+
+
 with torch.inference_mode():
     HELD = torch.ones(WIDTH) * 1.1
 

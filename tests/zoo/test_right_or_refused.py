@@ -20,6 +20,8 @@ LEFT_OUT = {  # networks with layers that a file does not change, and how many
     odd.InInt8: NONE,
     odd.Tied: "1 layer is computed by other code as well, so the LoRA leaves them out: lora_unet_blocks_0_mlp",
     odd.Experts: "",
+    odd.WritesOut: "",
+    odd.WritesOutInBlocks: "",
 }
 REFUSED = {
     odd.TiedUnseen: "where a LoRA file does something else than training, first in blocks.1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ....trainer_core.memory import keep_activations
+from ....trainer_core.networks.network import WithDelta
 from .frozen import FrozenLayer, frozen_layers, of_classes
 from .live import ATTENTION
 
@@ -25,6 +26,7 @@ WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeEr
 PARTS = ("_parameters", "_buffers", "_modules")  # attributes of modules that hold no passes
 PASSING = (*PARTS, "forward", "training")  # and those that training sets itself
 OUT = re.compile(r"\btorch\.\w+\([^()]*\bout=")
+WRITING: set[type] = set()  # further classes of modules that do so, as their trial has shown
 CACHES = re.compile(r"(clear|reset)_\w*caches?")  # methods that drop what a model keeps between passes
 
 
@@ -34,6 +36,8 @@ def session(patcher: Any) -> Iterator[None]:
     model = patcher.model
     differentiable_operators()
     with ExitStack() as stack:
+        _open.append(stack)
+        stack.callback(_open.remove, stack)
         stack.enter_context(_normal_tensors(model))
         stack.enter_context(_evaluating(model.diffusion_model))
         stack.enter_context(frozen_layers(model))
@@ -45,6 +49,20 @@ def session(patcher: Any) -> Iterator[None]:
         stack.enter_context(_every_layer_called())
         stack.enter_context(_saved_weights_kept())
         yield
+
+
+_open: list[ExitStack] = []  # what undoes each session
+
+
+def leave_out_of(modules: Collection[nn.Module], model: nn.Module) -> None:
+    """Let modules that pass `out` to operators run without it, in the innermost session and all to come.
+
+    Layers of a network have classes of their own; for those the whole model does.
+    """
+    found = {model if isinstance(module, (FrozenLayer, WithDelta)) else module for module in modules}
+    found = {module for module in found if not isinstance(module, _WithoutOut)}
+    WRITING.update(map(type, found))
+    _open[-1].enter_context(of_classes({module: _without_out(type(module)) for module in found}))
 
 
 @contextmanager
@@ -270,9 +288,14 @@ def _nothing_written_out(model: nn.Module) -> Iterator[None]:
 
     A module that reads `out` and not what is returned predicts something else then, which the trial notices.
     """
-    writing = {module: type(module) for module in model.modules() if _passes_out(type(module))}
-    with of_classes({module: type(kind.__name__, (_WithoutOut, kind), {}) for module, kind in writing.items()}):
+    kinds = {module: type(module) for module in model.modules()}
+    writing = {module: kind for module, kind in kinds.items() if kind in WRITING or _passes_out(kind)}
+    with of_classes({module: _without_out(kind) for module, kind in writing.items()}):
         yield
+
+
+def _without_out(kind: type) -> type:
+    return type(kind.__name__, (_WithoutOut, kind), {})
 
 
 class _WithoutOut(nn.Module):

@@ -33,6 +33,7 @@ class Observed(TorchFunctionMode):
         super().__init__()
         self.order: dict[str, None] = {}  # layers that are called, in the order of their first calls
         self.past: set[str] = set()  # layers whose weight is read by other code than their own
+        self.writing: set[nn.Module] = set()  # modules whose code passes `out` to operators
         self._lost: dict[str, str] = {}  # operators and classes, in their order, and where they are first
         self._custom: dict[str, tuple[str, str]] = {}  # places of operators that torch has not, by name
         self._paths = {module: path for path, module in model.named_modules()}
@@ -86,6 +87,9 @@ class Observed(TorchFunctionMode):
         """Run an operator, and note what it does."""
         del types
         kwargs = kwargs or {}
+        if kwargs.get("out") is not None and torch.is_grad_enabled():  # which autograd has no formula for
+            self.writing.update([owner] if (owner := self._owner()) is not None else [])
+            kwargs = {name: value for name, value in kwargs.items() if name != "out"}
         result = func(*args, **kwargs)
         given = list(tensors_in((*args, *kwargs.values())))
         read = [name for tensor in given for name in self._owners.get(id(tensor), ())]

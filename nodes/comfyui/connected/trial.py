@@ -89,6 +89,8 @@ def try_out(
     rounded = denoiser.model.get_dtype_inference() in TOLERANCE
     try:
         idle, plain = prove(runs, layers, observed, ROUNDED if rounded else APART, random=random)
+        if observed.writing:
+            gradients.leave_out_of(observed.writing, denoiser.model.diffusion_model)
         if not random:
             _check_idle(denoiser, runs, [name for name in observed.order if name in idle], layers, modules, observed)
         found = _left_out(idle, modules, observed)
