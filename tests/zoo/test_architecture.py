@@ -33,7 +33,7 @@ from lora_atelier.trainer_core.models.architectures import ARCHITECTURES, OTHER_
 from lora_atelier.trainer_core.networks.layers.shape import is_matrix
 
 # Classes of ComfyUI for which nothing better is known than the generic row; CogVideoX is refused for its sampling.
-GENERIC = ["SDXLRefiner", "PixelDiTT2I", "HiDreamO1", "MageFlow", "JoyImage"]
+GENERIC = ["SDXLRefiner", "PixelDiTT2I", "HiDreamO1", "MageFlow"]
 GENERIC += ["CogVideoX_T2V", "CogVideoX_I2V", "CogVideoX_Inpaint"]
 
 
@@ -217,6 +217,9 @@ def test_a_model_that_is_distilled_by_its_name_is_refused_unless_confirmed(row, 
     found = [sentence for sentence in remarks(patcher) if "distilled to a few steps" in sentence]
     assert name_of(patcher) == file and not architecture_of(patcher).distilled
     assert len(found) == bool(word) and all(f"({word}) {file}" in sentence for sentence in found)
+    adapter = ("Train on Z-Image,", "zimage_turbo_training_adapter_v2", "sample_model of Use Connected Model")
+    offers = {"z_image": adapter, "flux2_klein": ("Train on FLUX.2 Klein base,",)}
+    assert all(offer in sentence for sentence in found for offer in offers.get(row, ("Train on its base,",)))
     check_distilled(patcher, confirmed=True)
     with pytest.raises(ValueError, match="set train_distilled of Use Connected Model") if word else nullcontext():
         check_distilled(patcher, confirmed=False)

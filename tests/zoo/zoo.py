@@ -935,7 +935,7 @@ ROWS = {
         (8, 96),
         LTXAV,
         extra=MASKED,
-        kind="ltxv",
+        kind="ltx2",
         step=32,
         diffusers="diffusers' LTX2VideoTransformer3DModel has no such layer",
     ),

@@ -66,6 +66,8 @@ class Architecture:
     references: int = 0  # control pictures that it reads at most, as ComfyUI's reference latents
     seen: bool = False  # its text encoder reads control pictures, too
     distilled: str = ""  # why it should not be trained, and what to do instead
+    train_on: str = "its base"  # instead of one of its models that is distilled to a few steps
+    adapter: str = ""  # a LoRA beneath such a model, that keeps its steps from being undone, by its usual name
     # Patterns of names of distilled files, in lower case, beside those of all; with words for it, "" for what matched.
     few_steps: Mapping[str, str] = field(default_factory=dict)
     halves: tuple[str, int] | None = None  # a model of two files, for much and little noise, and the timestep between
@@ -86,9 +88,9 @@ def middle(source: str, shift: float = 1.0) -> LevelDefaults:
     return LevelDefaults(distribution="logit_normal", shift=shift, source=source)
 
 
-def by_tokens(source: str, token: int) -> LevelDefaults:
-    """Draw times as `middle`, shifted by the size of the picture as Flux is sampled."""
-    return LevelDefaults(distribution="logit_normal", by_tokens=(0.5, 1.15, 256, 4096), token=token, source=source)
+def by_tokens(source: str, token: int, last: float = 1.15, many: int = 4096) -> LevelDefaults:
+    """Draw times as `middle`, shifted by the size of the picture as Flux is sampled; last: mu at so many tokens."""
+    return LevelDefaults(distribution="logit_normal", by_tokens=(0.5, last, 256, many), token=token, source=source)
 
 
 NONE_FOUND = "no trainer's values were found"
@@ -155,6 +157,7 @@ ARCHITECTURES = (
         levels=FLUX2,
         sampling=KLEIN,
         few_steps=KLEIN_IN_FEW,
+        train_on="FLUX.2 Klein base",
         references=MOST_CONTROLS,
     ),
     Architecture(
@@ -167,6 +170,7 @@ ARCHITECTURES = (
         levels=FLUX2,
         sampling=KLEIN,
         few_steps=KLEIN_IN_FEW,
+        train_on="FLUX.2 Klein base",
         references=MOST_CONTROLS,
     ),
     Architecture(
@@ -318,6 +322,15 @@ ARCHITECTURES = (
         in_files={"txt_norm.": "a Qwen-Image model", "transformer_blocks.0.img_mod.": "a Qwen-Image model"},
     ),
     Architecture(
+        kind="qwen_image_21",
+        title="Qwen-Image 2.1",
+        classes=("QwenImage21",),
+        modelspec="Qwen-Image-2.1",
+        base_version="qwen_image_21",
+        levels=by_tokens("SimpleTuner's shift of this model", 1, 0.9, 8192),
+        adapter="Qwen-Image-2.1-training-assistant-v3",
+    ),
+    Architecture(
         kind="krea2",
         title="Krea 2",
         classes=("Krea2",),
@@ -327,6 +340,7 @@ ARCHITECTURES = (
         sampling=Sampling(steps=30),
         rank=32,
         source=MUSUBI,
+        train_on="Krea 2 RAW",
         in_loras={r"txtfusion|text_fusion|blocks_\d+_attn_w[qkvo]$": "Krea 2"},
     ),
     Architecture(
@@ -337,6 +351,8 @@ ARCHITECTURES = (
         base_version="z_image",
         levels=middle("musubi-tuner, docs/zimage.md", 2.0),
         sampling=Sampling(steps=25, sampler="res_multistep"),
+        train_on="Z-Image",
+        adapter="zimage_turbo_training_adapter_v2",
         in_loras={r"(noise|context)_refiner|layers_\d+_attention_(qkv|out|to_)": "Z-Image or Lumina 2"},
         in_files={"cap_pad_token": "a Z-Image model"},
     ),
@@ -461,6 +477,26 @@ ARCHITECTURES = (
         in_loras={"adaln_single|patchify_proj": "PixArt or LTX"},
         in_files={"patchify_proj.": "an LTX video model"},
         diffusers=Conversion("LTXVideoTransformer3DModel", ("patchify_proj",)),
+    ),
+    Architecture(
+        kind="ltx2",
+        title="LTX-2",
+        classes=("LTXAV",),
+        levels=middle("its scheduler at its longest sequence, as Unsloth", 7.768),  # exp(2.05)
+        sampling=Sampling(steps=30, cfg=3.0),
+        resolution=768,
+    ),
+    Architecture(
+        kind="joyimage",
+        title="JoyImage",
+        classes=("JoyImage",),
+        levels=middle("SimpleTuner's shift of this model", 4.0),
+    ),
+    Architecture(
+        kind="sensenova",
+        title="SenseNova U1.5",
+        classes=("SenseNovaU15",),
+        levels=middle("SimpleTuner's shift of this model", 3.0),
     ),
     Architecture(
         kind="pixart",

@@ -191,9 +191,15 @@ def distilled(patcher: Any) -> str:
     words = (word or found[0] for pattern, word in patterns.items() if (found := re.search(pattern, name)))
     if not (word := next(words, "")):
         return ""
+    sentence = (
+        f"By its name ({word}) {file} is distilled to a few steps, which training undoes. Train on {row.train_on}, and "
+        "use the LoRA on this one."
+    )
+    if not row.adapter:
+        return sentence
     return (
-        f"By its name ({word}) {file} is distilled to a few steps, which training undoes. Train on its base, and use "
-        "the LoRA on this one."
+        f"{sentence} Or load its training adapter ({row.adapter}) with Existing LoRA, beneath, and link the MODEL to "
+        f"sample_model of {NODE} as well, so that samples are drawn without the adapter."
     )
 
 

@@ -7,6 +7,7 @@ import torch
 
 from lora_atelier.trainer_core.common.rng import generator
 from lora_atelier.trainer_core.config import ObjectiveConfig
+from lora_atelier.trainer_core.models.architectures import ARCHITECTURES
 from lora_atelier.trainer_core.models.base import LevelDefaults
 from lora_atelier.trainer_core.models.sd.noise import alphas_cumprod, noise_model
 from lora_atelier.trainer_core.objective import AffinePath, Batch, DrawIndex, Objective
@@ -259,6 +260,22 @@ def test_the_shift_by_tokens_is_a_line_of_mu():
     assert shift_of(FLUX, (104, 152)) == pytest.approx(math.exp(0.5 + 0.65 * (52 * 76 - 256) / 3840))
     assert shift_of(FLUX, (31, 32)) == shift_of(FLUX, (32, 32))  # the last row is padded
     assert shift_of(LevelDefaults(shift=2.5), (1, 1)) == 2.5
+
+
+SHIFTS = {  # of pictures of so many tokens: what these models' own schedulers give
+    "qwen_image_21": {256: math.exp(0.5), 4096: math.exp(0.5 + 0.4 * 3840 / 7936), 8192: math.exp(0.9)},
+    "ltx2": {256: math.exp(2.05), 4096: math.exp(2.05)},
+    "joyimage": {4096: 4.0},
+    "sensenova": {4096: 3.0},
+}
+
+
+@pytest.mark.parametrize("kind", SHIFTS)
+def test_a_new_models_shift_is_its_schedulers(kind):
+    (row,) = (row for row in ARCHITECTURES if row.kind == kind)
+    for tokens, shift in SHIFTS[kind].items():
+        size = (64, tokens // 64) if tokens >= 64 * 64 else (16, tokens // 16)
+        assert shift_of(row.levels, size) == pytest.approx(shift, rel=1e-4)
 
 
 def test_settings_come_before_the_family():
