@@ -192,10 +192,11 @@ class CaptionConfig(Config):
         "Ending of the caption files: .txt, .caption, .tags. Several with commas between are tried in this order.",
         label="caption_extension",
     )
-    missing: Literal["error", "empty", "class_prompt"] = row(
+    missing: Literal["error", "empty", "class_prompt", "folder_name"] = row(
         "error",
         "A picture without a caption file. error: stop before training and name it. empty: train it with an empty "
-        "caption. class_prompt: train it with the text of class_prompt.",
+        "caption. class_prompt: train it with the text of class_prompt. folder_name: train it with the name of its "
+        "folder, without a number before it.",
         label="missing_caption",
     )
     file: str = row(

@@ -514,6 +514,19 @@ def test_a_folder_that_is_taken_no_time_is_none(tmp_path):
     assert [concept["folder"] for concept in found.values["dataset"]["concepts"]] == ["/2"]
 
 
+def test_pictures_without_captions_have_those_that_sd_scripts_gives_them(tmp_path):
+    plain = 'pretrained_model_name_or_path = "m"\n'
+    lists = {
+        "subsets": "[[datasets]]\n[[datasets.subsets]]\nimage_dir = '/d'\n",
+        "musubi": "[[datasets]]\nimage_directory = '/d'\n",
+    }
+    texts = {"folder_name": f'{plain}train_data_dir = "/d"\nreg_data_dir = "/r"\n', "empty": plain + lists["subsets"]}
+    texts |= {"class_prompt": f"{texts['empty']}class_tokens = 'cat'\n", "error": plain + lists["musubi"]}
+    for missing, text in texts.items():
+        concepts = read_open(read_foreign(saved(tmp_path, "a.toml", text)).values).dataset.concepts
+        assert {each.captions.missing for each in concepts} == {missing}
+
+
 def test_a_table_of_all_pictures_is_read_and_ignored_beside_a_list_of_datasets(tmp_path):
     plain = 'pretrained_model_name_or_path = "m"\ntrain_data_dir = "/d"\nin_json = "/d/all.json"\ndataset_repeats = 3\n'
     found = read_foreign(saved(tmp_path, "a.toml", plain))

@@ -205,6 +205,11 @@ def _missing(folder: Path, missing: list[str], total: int, hint: str, report: Re
         train = "trains" if len(missing) == 1 else "train"
         report.notes.append(f"{some} no caption and {train} with the class prompt{hint}: {names(missing)}.")
         return dict.fromkeys(missing, (captions.class_prompt.strip(),))
+    if captions.missing == "folder_name":
+        train = "trains" if len(missing) == 1 else "train"
+        report.notes.append(f"{some} no caption and {train} with the name of the folder{hint}: {names(missing)}.")
+        folders = {name: Path(name).parent.name or folder.name for name in missing}
+        return _names_as_captions(folder, {name: numbered(each)[1] for name, each in folders.items()}, report)
     if total == len(missing) > 1:
         some = f"None of the {total} pictures has a caption; {some}"
     wanted = "entry" if captions.source == "table" else f"{' or '.join(captions.extensions)} caption"

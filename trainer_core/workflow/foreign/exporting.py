@@ -346,7 +346,7 @@ def _sd_subset(concept: ConceptConfig, left: list[str]) -> dict[str, Any]:
         said.add(f"captions.{ours}")
         if value not in ("", 0, False, usual) and not (ours == "dropout" and value < 0):
             given[theirs] = value
-    if captions.missing == "class_prompt":
+    if captions.missing in ("class_prompt", "empty"):
         said.add("captions.missing")
     if captions.source == "table" and captions.file:
         given["metadata_file"] = captions.file
@@ -500,7 +500,9 @@ def _ai_dataset(
 ) -> dict[str, Any]:
     captions, masks, augment = concept.captions, concept.masks, concept.augment
     said = {"folder", "role", "flip", "loss_weight", "recursive", "folder_repeats", "captions.extensions"}
-    said |= {"captions.dropout", "captions.shuffle", "captions.missing"}
+    said |= {"captions.dropout", "captions.shuffle"}
+    if captions.missing in ("class_prompt", "empty"):
+        said.add("captions.missing")
     sizes = concept.resolutions or tuple(shared)
     exact = all(len(set(size.split("x"))) == 1 and "x" in size for size in sizes)
     if exact or not any("x" in size for size in sizes):
@@ -750,7 +752,8 @@ def _one_concept(concept: ConceptConfig, number: int, shared: set[str], left: li
     captions, augment = concept.captions, concept.augment or AugmentConfig()
     sources = {"text_file": "sample", "file_name": "filename", "one_file": "concept"}
     said = {"folder", "repeats", "flip", "loss_weight", "recursive", "folder_repeats", "role", "samples", *shared}
-    said |= {"captions.shuffle", "captions.keep", "captions.file", "captions.extensions", "captions.missing"}
+    said |= {"captions.shuffle", "captions.keep", "captions.file", "captions.extensions"}
+    said |= {"captions.missing"} if captions.missing == "empty" else set()
     said |= {f"augment.{name}" for name in ("crop_jitter", "rotation", "brightness", "contrast", "saturation", "hue")}
     said |= {"captions.source"} if captions.source in sources else set()
     image: dict[str, Any] = {"enable_crop_jitter": bool(augment.crop_jitter), "enable_random_flip": concept.flip}

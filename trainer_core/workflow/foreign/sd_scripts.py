@@ -1039,7 +1039,12 @@ def put_concept(
     _around(found, captions, real(given.take("token_warmup_step") or 0))
     ending = str(given.take("caption_extension") or ".caption")
     captions["extensions"] = [ending if ending.startswith(".") else f".{ending}"]
-    captions["missing"] = "class_prompt" if captions.get("class_prompt") else "error"
+    if captions.get("class_prompt"):
+        captions["missing"] = "class_prompt"
+    elif found.program == "musubi-tuner" or given.take("metadata_file"):
+        captions["missing"] = "error"
+    else:  # the folders below have their captions as their names
+        captions["missing"] = "folder_name" if tree else "empty"
     if table := given.take("metadata_file"):
         captions |= {"source": "table", "file": str(folder / str(table))}
     if role == "regularisation" and weight != 1.0:

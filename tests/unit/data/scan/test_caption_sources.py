@@ -59,6 +59,17 @@ def test_pictures_without_a_caption_may_have_the_class_prompt(tmp_path: Path) ->
     assert "1 picture has no caption and trains with the class prompt: b.png." in manifest.notes
 
 
+def test_pictures_without_a_caption_may_have_the_name_of_their_folder(tmp_path: Path) -> None:
+    for name, caption in (("10_red cat/a.png", None), ("10_red cat/b.png", "mine"), ("plain/c.png", None)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        draw(tmp_path / name, caption=caption)
+    manifest = read(tmp_path, captions=CaptionConfig(missing="folder_name"))
+    assert [picture.lines for picture in manifest.pictures] == [("red cat",), ("mine",), ("plain",)]
+    assert any(
+        note.startswith("2 pictures have no caption and train with the name of the folder") for note in manifest.notes
+    )
+
+
 def test_other_text_files_are_pointed_out(tmp_path: Path) -> None:
     draw(tmp_path / "a.png", caption=None)
     (tmp_path / "a.caption").write_text("here")
