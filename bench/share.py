@@ -9,16 +9,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from lora_atelier.trainer_core.common.wording import without_paths
+
 COMMAND = "python3 dev.py bench --gpu --share"
 MINUTES = 30.0
 PARTS = ("sources", "date", "commit", "command", "parts", "left_out")  # of a file
-# An absolute path, of any system. In quotes it goes on to the next one; elsewhere a folder may have three blanks.
-NAME = r"[^\s\\/:*?\"'<>|,;]+"
-PATH = re.compile(
-    rf"""(?<=(['"]))(?:[A-Za-z]:)?[\\/](?:(?!\1).)+(?=\1)"""
-    rf"""|(?:\\\\[?.]\\)?(?:\b[A-Za-z]:|~)?(?:[\\/]+{NAME}(?:(?:\ {NAME}){{1,3}}(?=[\\/]))?){{2,}}[\\/]?"""
-    r"""|\b[A-Za-z]:[\\/][^\s"']*|\\\\[^\s"']+"""
-)
 
 
 def write(data: dict[str, Any], device: str, folder: Path) -> Path:
@@ -40,7 +35,7 @@ def without_names(value: Any) -> Any:
     for name in (platform.node(), getpass.getuser(), Path.home().name):
         if len(name) > 3:  # a shorter one may be part of a word that means something
             value = re.sub(rf"\b{re.escape(name)}\b", "(a name)", value, flags=re.IGNORECASE)
-    return PATH.sub("(a path)", value)
+    return without_paths(value)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ def test_a_sound_installation_is_listed_and_trains(installed, capsys, monkeypatc
     assert status == 0 and lines[-1].startswith("Nothing is wrong.")
     assert all(line.startswith("ok") for line in lines[:-1])
     found = "\n".join(lines)
+    assert re.search(r"^ok     LoRA Atelier \d+\.\d+\.\d+$", found, re.MULTILINE)
     assert "ComfyUI 0.99.1" in found and f"torch {torch.__version__} on " in found and "models/loras can be" in found
     assert "2 steps on " in lines[-2] and "a LoRA of 0.8 MB" in lines[-2]
     assert "somebody" not in found and str(Path.home()) not in found and str(doctor.PACK) not in found
@@ -64,14 +66,15 @@ def test_without_comfyui_it_says_how_to_name_it(tmp_path, capsys):
 
 def test_a_package_that_cannot_be_loaded_is_a_line_and_no_traceback(installed, capsys, monkeypatch):
     def broken():
-        raise OSError("libcudart.so.13: cannot open shared object file")
+        raise OSError(r'[WinError 126] Error loading "D:\Anna B\python_embeded\Lib\c10.dll" or one of its dependencies')
         yield
 
     monkeypatch.setattr(doctor, "devices", broken)
     monkeypatch.setattr(doctor, "two_steps", lambda _: iter(()))
     status, lines = told(capsys, "--comfyui", installed)
     assert status == 1
-    assert "WRONG  what is installed cannot be used: libcudart.so.13: cannot open shared object file" in lines
+    sentence = '[WinError 126] Error loading "c10.dll" or one of its dependencies'
+    assert f"WRONG  what is installed cannot be used: {sentence}" in lines
 
 
 def test_every_package_that_is_required_is_looked_at():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..common.command_line import PROGRAM, comfyui_around
+from ..common.wording import without_paths
 from ..workflow.places import ASSETS, TOKENIZER
 
 PACK = ASSETS.parent
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     for look in (pythons, packages, optional, devices, lambda: places(comfyui), lambda: two_steps(comfyui)):
         for well, found in _looked(look):
             wrong += not well
-            print(f"{'ok   ' if well else 'WRONG'}  {without_paths(found, comfyui)}", flush=True)
+            print(f"{'ok   ' if well else 'WRONG'}  {nameless(found, comfyui)}", flush=True)
     last = {0: "Nothing is wrong.", 1: "One thing is wrong."}.get(wrong, f"{wrong} things are wrong.")
     print(f"{last} Add these lines to an issue; they hold no name and no path of this machine.")
     return int(wrong > 0)
@@ -46,7 +47,8 @@ def _looked(look: Callable[[], Iterator[Line]]) -> Iterator[Line]:
 
 
 def pythons() -> Iterator[Line]:
-    """Look at Python and the system."""
+    """Look at the pack, Python and the system."""
+    yield True, "LoRA Atelier " + "".join(re.findall(r'^version = "(.*)"$', _project(), re.MULTILINE))
     yield sys.version_info >= (3, 10), f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
 
 
@@ -68,8 +70,12 @@ def required(group: str) -> list[tuple[str, str]]:
 
 def lists() -> dict[str, str]:
     """Read the lists of packages in pyproject.toml, which stays the one place that has them."""
-    text = (PACK / "pyproject.toml").read_text(encoding="utf-8").partition("[project.urls]")[0]
-    return dict(re.findall(r"^(\w+) = \[(.*?)\]$", text, re.DOTALL | re.MULTILINE))
+    return dict(re.findall(r"^(\w+) = \[(.*?)\]$", _project(), re.DOTALL | re.MULTILINE))
+
+
+def _project() -> str:
+    """Read what pyproject.toml says of the pack, before its addresses."""
+    return (PACK / "pyproject.toml").read_text(encoding="utf-8").partition("[project.urls]")[0]
 
 
 def devices() -> Iterator[Line]:
@@ -176,10 +182,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text.partition("+")[0])))[:3]
 
 
-def without_paths(text: str, comfyui: Path | None) -> str:
+def nameless(text: str, comfyui: Path | None) -> str:
     """Leave out of a sentence the folders that would tell about a machine and its person."""
     named = {str(PACK): "the pack", str(comfyui): "ComfyUI", str(Path.home()): "~"}
     for path, name in named.items():
         if len(path) > 1 and path != "None":
             text = text.replace(path, name)
-    return " ".join(text.split())
+    return " ".join(without_paths(text).split())

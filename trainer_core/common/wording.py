@@ -16,6 +16,14 @@ _COMPUTED = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:e[+-]?[0-9]+)?")
 # Control characters, those that turn the direction of what follows, and halves of characters.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# An absolute path, of any system. In quotes it goes on to the next one; elsewhere a folder may have three blanks.
+_NAME = r"[^\s\\/:*?\"'<>|,;]+"
+_PATH = re.compile(
+    rf"""(?<=(['"]))(?:[A-Za-z]:)?[\\/](?:(?!\1).)+(?=\1)"""
+    rf"""|(?:\\\\[?.]\\)?(?:\b[A-Za-z]:|~|(?<![\w).]))(?:[\\/]+{_NAME}(?:(?:\ {_NAME}){{1,3}}(?=[\\/]))?){{2,}}[\\/]?"""
+    r"""|\b[A-Za-z]:[\\/][^\s"']*|\\\\[^\s"']+"""
+)
+_PROGRAM = re.compile(r"[^\\/]+\.(?:dll|py|pyd|so)\b[\d.]*$")
 
 
 class Said(str):
@@ -64,6 +72,11 @@ def printable_said(text: str) -> str:
         escaped.key = text.key
         escaped.values = tuple(printable_said(each) if isinstance(each, str) else each for each in text.values)
     return escaped if escaped.key else printable(text)
+
+
+def without_paths(text: str) -> str:
+    """Leave out of a sentence whatever looks like a path of somebody's machine, but for a program's file."""
+    return _PATH.sub(lambda match: found[0] if (found := _PROGRAM.search(match[0])) else "(a path)", text)
 
 
 def table_cell(value: object) -> object:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lora_atelier.trainer_core.common.wording import count, table_cell, them
+from lora_atelier.trainer_core.common.wording import count, table_cell, them, without_paths
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,17 @@ def test_no_text_of_a_table_is_computed(text: str) -> None:
 
 def test_one_thing_and_several_have_their_pronoun() -> None:
     assert [them(["a"]), them(["a", "b"])] == ["it", "them"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (r"no file 'C:\Users\Ann B\x.bin' here", "no file '(a path)' here"),
+        ("/home/ann/my dir/x.py, at 2 s/step", "x.py, at 2 s/step"),
+        ("(~/a/b) or //nas/a/b", "((a path) or (a path)"),
+        (r"D:\Ann Maria B\x: \\?\C:\a b\libc.so.6", "(a path): libc.so.6"),
+        ("models/loras: 3/4/5", "models/loras: 3/4/5"),
+    ],
+)
+def test_no_path_of_a_machine_is_left(text: str, wanted: str) -> None:
+    assert without_paths(text) == wanted
