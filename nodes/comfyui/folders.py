@@ -22,7 +22,7 @@ import comfy.utils
 import folder_paths
 from server import PromptServer
 
-from ...trainer_core.common.access import Access, access_to
+from ...trainer_core.common.access import Access, access_to, real_path
 from ...trainer_core.common.callbacks import Callbacks
 from ...trainer_core.common.values import is_number
 from ...trainer_core.config import ConceptConfig, DatasetConfig
@@ -156,7 +156,7 @@ def find_folder(folder: str, node: str) -> Path:
                 "this machine to allow it, or add it to datasets in extra_model_paths.yaml."
             )
         if os.path.isdir(place):
-            return Path(os.path.realpath(place))
+            return real_path(place)
     if os.path.isfile(places[0]):
         raise ValueError(f"{places[0]} is a file; set folder of {node} to the folder that holds your pictures.")
     looked = " and ".join(map(str, places))

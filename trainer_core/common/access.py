@@ -34,3 +34,13 @@ def access_to(folders: Iterable[Path | str]) -> Access:
 
 
 ANYWHERE = Access()
+
+
+def real_path(path: Path | str) -> Path:
+    """Follow the links of a path; one that leads to a network address, as a mapped drive of Windows, stays as it is.
+
+    No setting takes such an address, so a run that held it could not be trained again. By os.path, as Path raises
+    RuntimeError for a link to itself and for an unknown user's home.
+    """
+    real = os.path.realpath(path)
+    return Path(os.path.abspath(path) if real.startswith("\\\\") else real)

@@ -15,6 +15,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from ..common.access import real_path
 from ..common.axes import Size, like
 from ..config import MaskConfig
 from .crops import Crop
@@ -28,8 +29,7 @@ def mask_folder(concept_folder: Path, config: MaskConfig) -> Path:
 
 def folder_beside(concept_folder: Path, folder: str) -> Path:
     """Resolve a folder as users write it; a relative one starts at the concept's folder."""
-    # os.path, since Path raises RuntimeError for a link to itself and for an unknown user's home
-    return Path(os.path.realpath(concept_folder / os.path.expanduser(folder.strip().strip('"'))))
+    return real_path(concept_folder / os.path.expanduser(folder.strip().strip('"')))
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
+from ..common.access import real_path
 from .settings import plain_path
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
@@ -48,7 +49,7 @@ class Folders:
         """Find a folder of pictures: a full path, one in input/ or datasets/, or the example."""
         text = plain_path(folder, f"folder of {node}")
         if text == EXAMPLE:
-            return Path(os.path.realpath(ASSETS / "concept_example"))
+            return real_path(ASSETS / "concept_example")
         if not PureWindowsPath(text).drive:  # a folder below ComfyUI's own, as Windows saves it
             text = text.replace("\\", "/")
         path = Path(os.path.expanduser(text))
@@ -56,7 +57,7 @@ class Folders:
         roots = [base / "input", base / "datasets", *_extra_folders(self.comfyui, "datasets"), Path()]
         places = [path] if path.is_absolute() else [root / path for root in roots]
         found = next((place for place in places if place.is_dir()), places[0])
-        return Path(os.path.realpath(found))
+        return real_path(found)
 
     def tokenizer_path(self) -> Path | None:
         """Find CLIP's tokenizer: as named, ComfyUI's, or the one that transformers has fetched; None without any."""

@@ -56,6 +56,7 @@ OPEN_TRAIN = TrainConfig(resolution=0, bucket_step=0)
 PART_INPUTS = frozenset(part.title.lower() for part in PARTS.values())
 CONTROL_FOLDERS = ("folder", "folder_2", "folder_3")  # inputs of Control Pictures, MOST_CONTROLS
 LONGEST_PATH = 1000  # characters
+LONG_FORM = re.compile(r"^[\\/]{2}\?[\\/](?=[A-Za-z]:[\\/])")  # as Windows writes a long path: \\?\C:\pictures
 
 
 class Sizes(NamedTuple):
@@ -257,7 +258,7 @@ def plain_path(text: str, setting: str) -> str:
     setting: input and node that hold it, for the message. Raises ValueError for a network address, which is not
     touched, and for what no system takes as a path.
     """
-    text = text.strip().strip("\"'").strip()
+    text = LONG_FORM.sub("", text.strip().strip("\"'").strip())
     if text[:1] in ("/", "\\") and text[1:2] in ("/", "\\"):
         raise ValueError(f"{setting} is a network address; connect it as a drive or a folder, and name that.")
     if len(text) > LONGEST_PATH:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ..common.access import real_path
 from ..config import (
     MODEL_FILES,
     BaseModelConfig,
@@ -207,7 +207,7 @@ def _add_dataset(canvas: _Canvas, config: RunConfig) -> int:
 
 
 def _concept(concept: ConceptConfig) -> dict[str, Any]:
-    folder = EXAMPLE if concept.folder == os.path.realpath(ASSETS / "concept_example") else concept.folder
+    folder = EXAMPLE if concept.folder == str(real_path(ASSETS / "concept_example")) else concept.folder
     return {**inputs_of(concept), **inputs_of(concept.captions), "folder": folder}
 
 

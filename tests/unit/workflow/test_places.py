@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 
 from lora_atelier.dev import TINY_BASE
+from lora_atelier.trainer_core.data.masks import folder_beside
+from lora_atelier.trainer_core.data.scan import resolve_folder
+from lora_atelier.trainer_core.workflow import places as module
 from lora_atelier.trainer_core.workflow.places import ASSETS, Folders
+from lora_atelier.trainer_core.workflow.settings import plain_path
 
 
 @pytest.fixture
@@ -50,6 +54,23 @@ def test_pictures_and_tokenizer_are_found(comfy: Path, tmp_path: Path) -> None:
     assert places.find_folder(str(tmp_path), "x") == tmp_path
     assert places.tokenizer_path() == comfy / "comfy" / "sd1_tokenizer"
     assert Folders(comfy, tmp_path).tokenizer_path() == tmp_path
+
+
+def test_a_mapped_drive_is_kept_and_a_link_is_followed(comfy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cats = comfy / "input" / "cats"
+    (comfy / "link").symlink_to(cats)
+    assert Folders(comfy).find_folder(str(comfy / "link"), "x") == cats
+    monkeypatch.setattr(module.os.path, "realpath", lambda path: rf"\\nas\{path}")  # as of Z: on Windows
+    found = (Folders(comfy).find_folder("cats", "x"), resolve_folder(f"{cats}"), folder_beside(cats.parent, "cats"))
+    assert found == (cats, cats, cats)
+
+
+@pytest.mark.parametrize("text", ["\\\\?\\C:\\my cats", "//?/C:\\my cats", ' "\\\\?\\C:\\my cats" '])
+def test_the_long_form_of_a_path_of_windows_is_a_path(text: str) -> None:
+    assert plain_path(text, "folder of x") == "C:\\my cats"
+    for other in ("\\\\?\\UNC\\nas\\cats", "\\\\.\\C:\\cats", "\\\\?\\\\nas\\cats"):
+        with pytest.raises(ValueError, match=r"^folder of x is a network address; "):
+            plain_path(other, "folder of x")
 
 
 def test_a_damaged_list_of_folders_is_named(comfy: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...common.access import ANYWHERE, Access
+from ...common.access import ANYWHERE, Access, real_path
 from ...common.cancel import look
 from ...common.disk_errors import reason
 
@@ -52,8 +52,7 @@ def file_at(path: Path) -> File:
 
 def resolve_folder(folder: str) -> Path:
     """Resolve a folder as users write it to an absolute path; quotes and blanks around it are ignored."""
-    # os.path, since Path raises RuntimeError for a link to itself and for an unknown user's home
-    return Path(os.path.realpath(os.path.expanduser(folder.strip().strip('"').strip("'"))))
+    return real_path(os.path.expanduser(folder.strip().strip('"').strip("'")))
 
 
 def list_files(folder: Path, recursive: bool, access: Access = ANYWHERE) -> list[File]:
