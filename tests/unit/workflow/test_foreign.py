@@ -170,6 +170,27 @@ def test_a_toml_of_sd_scripts_is_read_with_its_datasets(tmp_path):
     assert config.sample.prompts == ("a cat --d 5", "a dog")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.json", '[{"prompt": "a\\ncat", "seed": 5, "scale": 2}, {"prompt": "dog", "width": 64}]'),
+        ("p.toml", "[prompt]\nwidth = 64\n[[prompt.subset]]\nprompt = 'a cat'\nseed = 5\nscale = 2\n"
+         "[[prompt.subset]]\nprompt = 'dog'\n"),
+    ],
+)  # fmt: skip
+def test_prompts_are_read_in_each_form_and_drawn_by_the_sampler_there(tmp_path, name, text):
+    saved(tmp_path, name, text)
+    line = f"python train_network.py --pretrained_model_name_or_path m --sample_prompts {name}"
+    sample = read_open(read_foreign(saved(tmp_path, "a.txt", line)).values).sample
+    first = "a cat --w 64 --l 2 --d 5" if name == "p.toml" else "a cat --l 2 --d 5"
+    assert (sample.prompts, sample.sampler) == ((first, "dog --w 64"), "ddim")
+    found = read_foreign(saved(tmp_path, "a.txt", f"{line} --sample_sampler K_Euler_A"))
+    assert read_open(found.values).sample.sampler == "euler_ancestral" and not found.left
+    assert read_foreign(saved(tmp_path, "a.txt", f"{line} --sample_sampler dpmsingle")).left
+    saved(tmp_path, name, "{")
+    assert any(name in sentence for sentence in read_foreign(tmp_path / "a.txt").open)
+
+
 def test_text_encoders_are_trained_there_unless_it_is_switched_off(tmp_path):
     line = "python train_network.py --pretrained_model_name_or_path m --learning_rate 1e-4"
     rates = read_open(read_foreign(saved(tmp_path, "a.txt", line)).values).optimizer.part_rates

@@ -5,6 +5,7 @@ Source of names and defaults: the argument parsers and the dataset schema of sd-
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,8 @@ from ...common.json_files import parse_json
 from ...common.wording import say
 from ...config import ALGORITHMS, OPTIMIZERS, node
 from ...config.optimizer import RATES
+from ...config.prompt_lines import SAMPLERS
+from ...config.sample import OWN_SAMPLERS
 from ...data.captions import FIXED_SEPARATOR, SECONDARY_SEPARATOR
 from ..toml_text import read_toml
 from .imported import (
@@ -34,6 +37,7 @@ from .imported import (
     whole,
     without_counterpart,
 )
+from .prompt_files import read_prompts
 from .texts import Command, arguments, beside, placed, read_script
 
 PROGRAM = "sd-scripts"
@@ -235,7 +239,7 @@ COLOURS = (0.02, 0.1)  # by how much color_aug turns hue and changes saturation
 LARGEST_RANK = 4097
 POLYNOMIAL_END = 1e-7  # the rate at which a polynomial ends there
 WITHOUT_EFFECT = re.compile(  # on what is trained: places, speed, what is always done here, and what is read elsewhere
-    "output_dir|logging_dir|log_prefix|log_tracker_.*|log_config|wandb_.*|config_file|sample_sampler|cache_.*|vae_batch_size"
+    "output_dir|logging_dir|log_prefix|log_tracker_.*|log_config|wandb_.*|config_file|cache_.*|vae_batch_size"
     "|xformers|sdpa|mem_eff_attn|max_data_loader_n_workers|persistent_data_loader_workers|save_model_as|no_half_vae|v2"
     "|max_token_length|lowram|highvram|save_state.*|no_metadata|metadata_.*|training_comment|skip_cache_check|resume.*"
     "|huggingface_.*|async_upload|dynamo_backend|ddp_.*|tokenizer_cache_dir|disable_mmap.*|debug_dataset|num_cpu_threads.*"
@@ -884,21 +888,26 @@ def _intervals(found: Imported, given: Given, folder: Path) -> None:
             found.put("saves.sample_every", whole(every))
             found.put("saves.sample_unit", unit)
     given.ignore(("save_last_n_steps", "save_last_n_epochs"))
-    prompts = given.take("sample_prompts")
+    prompts, sampler = given.take("sample_prompts"), str(given.take("sample_sampler") or "ddim").lower()
     if not prompts:
         return
-    text = beside(folder, str(prompts)) if str(prompts).endswith(".txt") else None
+    if (sampler := SAMPLERS.get(sampler, sampler)) in OWN_SAMPLERS:  # dpmsolver and dpmsingle have no equal
+        found.put("sample.sampler", sampler)
+    else:
+        found.leave("sample_sampler", sampler)
     if "\n" in str(prompts) or (
         " " in str(prompts) and not re.search(r"\.\w{3,4}$", str(prompts))
     ):  # of kohya_ss' page
-        text = str(prompts)
-    if text is None:
-        found.open.append(
-            say("The samples' prompts are in {0}, which is not read; write them into sample_prompts.", prompts)
-        )
-    else:
-        lines = [line.strip() for line in text.splitlines()[:1000]]
-        put_prompts(found, [line for line in lines if line and not line.startswith("#")])
+        put_prompts(found, read_prompts("", str(prompts)))
+        return
+    text = beside(folder, str(prompts)) if str(prompts).lower().endswith((".txt", ".toml", ".json")) else None
+    with contextlib.suppress(ValueError):  # of a file that is not what its name says
+        if text is not None:
+            put_prompts(found, read_prompts(str(prompts), text))
+            return
+    found.open.append(
+        say("The samples' prompts are in {0}, which is not read; write them into sample_prompts.", prompts)
+    )
 
 
 # --- the pictures ------------------------------------------------------------------------------------------
