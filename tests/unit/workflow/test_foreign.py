@@ -754,6 +754,8 @@ KINDS = {  # section.name = value, of one concept concepts.name -> the programs 
     f"concepts.masks={json.dumps({**MASKED, 'folder': '/m'}, separators=(',', ':'))}": "ai-toolkit",
     "optimizer.ema_decay=0.99": "ai-toolkit onetrainer",
     'sample.prompts=["cat","dog"] saves.sample_every=50 sample.steps=9': "sd-scripts ai-toolkit onetrainer",
+    'sample.prompts=["cat","dog"] saves.sample_every=50 sample.sampler=dpmpp_2m': "sd-scripts",
+    'sample.prompts=["cat","dog"] saves.sample_every=50 sample.sampler=lcm': "",
     "scheduler.name=cosine_with_restarts scheduler.cycles=3": "sd-scripts onetrainer",
     "scheduler.min_lr_ratio=0.1": "sd-scripts ai-toolkit onetrainer",
     "objective.loss=l1 objective.noise_offset=0.05": "sd-scripts ai-toolkit onetrainer",

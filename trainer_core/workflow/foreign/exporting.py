@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...config import ALGORITHMS, ConceptConfig, RunConfig, SampleConfig, SavesConfig, setting
+from ...config import ALGORITHMS, ConceptConfig, RunConfig, SampleConfig, SamplingDefaults, SavesConfig, setting
 from ...config.dataset import AugmentConfig, MaskConfig
 from ...config.optimizer import RATES
+from ...config.prompt_lines import SAMPLERS
+from ...config.sample import AUTO
 from ..toml_text import write_toml
 from . import ai_toolkit, onetrainer, sd_scripts
 
@@ -39,10 +41,12 @@ class Sheet:
         return [
             f"{setting('.'.join(name.split('.')[-2:]))} = {value!r:.80}"
             for name, value in self._values.items()
-            if name not in self._said and value != self._usual.get(name) and not name.startswith(UNTOLD)
+            if name not in self._said and value != self._usual.get(name)
+            if not name.startswith(UNTOLD) or name == "sample.sampler"
         ]
 
 
+OF_BOTH = ("ddim", "euler", "heun", "dpm_2", "lms")  # samplers of one name here and in sd-scripts
 UNTOLD = (
     "base_model.tokenizer",
     "memory",
@@ -150,6 +154,11 @@ def _for_sd_scripts(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
     if prompts and every:
         given |= {f"sample_every_n_{config.saves.sample_unit}": every, "sample_prompts": f"{sheet.stem}-prompts.txt"}
         files["-prompts.txt"] = "".join(f"{line}\n" for line in prompts)
+        sampler = SamplingDefaults().sampler if config.sample.sampler == AUTO else config.sample.sampler
+        theirs = {ours: each for each, ours in SAMPLERS.items() if not each.startswith("k_")}
+        if sampler in OF_BOTH or sampler in theirs:
+            sheet.take("sample.sampler")
+            given["sample_sampler"] = theirs.get(sampler, sampler)
     head = f"# Train by: --config_file {sheet.stem}.toml --dataset_config {sheet.stem}{sd_scripts.DATASETS}\n"
     return {"": head + write_toml(given), **files}, left
 
