@@ -37,7 +37,7 @@ function find(wanted) {
 }
 
 // Whether the open workflow is shown as an app: a form in place of the graph.
-function isForm() {
+export function isForm() {
   const open = app.extensionManager.workflow?.activeWorkflow;
   return (open?.activeMode ?? open?.initialMode) === "app";
 }

@@ -2,7 +2,7 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { compareSaves, drawWithIt } from "./after.js";
 import { RunGraph } from "./graph.js";
-import { LARGE, failureOf, failureOfRun, linked, onFailures } from "./failures.js";
+import { LARGE, failureOf, failureOfRun, isForm, linked, onFailures } from "./failures.js";
 import { Filling } from "./filling.js";
 import { RED, WISHES, addressOf, ask, make, makeButton, makeMenu, nodes, onceRead, putFirst, takePlace, toast,
   widen } from "./parts.js";
@@ -24,6 +24,7 @@ const FRESH = 2000; // steps that events may add before the server is asked for 
 const OFTEN = 1000, SELDOM = 60_000; // milliseconds between two looks into a run's folder: at most, and while it trains
 const INTERVAL = 500; // milliseconds between two looks at which renderer is on
 const FOLLOWED = 2000; // milliseconds between two looks at a run that another process trains
+const LOOKS = [0, 300, 1000, 2500]; // milliseconds after a failure until it is brought into view, again and again
 const SOUGHT = 5000, PATIENCE = 600_000; // the same at whether a copied command runs yet, and how long it is looked for
 
 const TABLE = "width:100%;border-collapse:collapse;margin:2px 0", CELL = "text-align:left;padding:1px 6px 1px 0;" +
@@ -146,6 +147,9 @@ class View {
     if (failure === this.#failure) return;
     this.#failure = failure;
     this.#draw();
+    // In a form it is the last of all, and the editor takes room there to say that something failed.
+    for (const wait of failure && isForm() ? LOOKS : [])
+      setTimeout(() => this.#parts.status.scrollIntoView(), wait);
   }
 
   // Whether the run whose command was copied may begin soon.

@@ -92,9 +92,19 @@ def test_a_new_base_model_stands_on_one_that_it_takes(editor) -> None:
     assert names[0] == names[1] and names[-2:] == [TINY_BASE.name, TINY_FLOW.name]
 
 
+# Whether the sentence is seen from its first line on, and more than one: a path in it may be long.
+IN_VIEW = """() => {
+    const status = [...document.querySelectorAll(".atelier-status")].find(each => each.checkVisibility());
+    const { left, top } = status.getBoundingClientRect();
+    return [4, 44].every(y => status.contains(document.elementFromPoint(left + 4, top + y)));
+}"""
+
+
 def test_the_start_opens_as_an_app(editor) -> None:
     """By itself, from the list of templates: five inputs, named in words, the state of the run, what went wrong."""
     workflow = json.loads(START.with_name(f"{START.stem}.app.json").read_text(encoding="utf-8"))
+    size = editor.page.viewport_size
+    editor.page.set_viewport_size({"width": 1280, "height": 720})
     editor.run(OPEN_TEMPLATE, [workflow, "1 Start here.app"])
     for name in ("checkpoint", "folder", "trigger word", "name", "steps"):
         editor.page.get_by_text(name, exact=True).locator("visible=true").first.wait_for()
@@ -107,9 +117,11 @@ def test_the_start_opens_as_an_app(editor) -> None:
     }""")
     editor.run("async () => await window.app.queuePrompt(0, 1)")
     status.get_by_text("There is no folder 'no such folder'").wait_for()
+    editor.page.wait_for_function(IN_VIEW)
     editor.settle()
     editor.screenshot(f"app-{editor.version}")
     editor.run(COMMAND, "Comfy.ToggleLinear")
+    editor.page.set_viewport_size(size)
     editor.settle()
 
 
