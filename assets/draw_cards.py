@@ -33,7 +33,7 @@ SIDE, SUPER = 400, 3  # pixels of a card; supersampling per side
 CARDS: dict[str, tuple[str, str, str, float, str]] = {
     "1 Start here": ("Start here", "one node and a picture", "any computer, 2 minutes", 0.10, "picture"),
     "1 Start here.app": ("Start here", "as an app", "any computer, 2 minutes", 0.04, "form"),
-    "2 Train a LoRA node by node": ("Node by node", "five nodes", "any computer, 2 minutes", 0.74, "nodes"),
+    "2 Train a LoRA node by node": ("Node by node", "six nodes", "any computer, 2 minutes", 0.74, "nodes"),
     "3 Stable Diffusion 1.5": ("SD 1.5", "your own character", "GPU with 6 GB", 0.58, "nodes"),
     "4 Stable Diffusion XL": ("SDXL", "your own character", "GPU with 12 GB", 0.46, "nodes"),
     "5 Z-Image": ("Z-Image", "your own character", "GPU with 16 GB", 0.33, "linked"),

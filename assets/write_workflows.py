@@ -207,8 +207,12 @@ def of_stable_diffusion(
     concept: dict[str, Any],
     train: dict[str, Any],
     drawn: dict[str, Any],
+    objective: dict[str, Any] | None = None,
 ) -> None:
-    """Add the five nodes of a workflow for Stable Diffusion, which draws before and after, without its note."""
+    """Add the nodes of a workflow for Stable Diffusion, which draws before and after, without its note.
+
+    objective: of Noise & Loss, where there is one.
+    """
     base = graph.add(
         "AtelierLoadBaseModel",
         (0, 0),
@@ -217,12 +221,16 @@ def of_stable_diffusion(
         checkpoint=checkpoint.name if checkpoint else TINY,
     )
     data = graph.add("AtelierConceptDataset", (0, 440), (300, 290), **concept)
+    weighed = {}
+    if objective:
+        node = graph.add("AtelierObjective", (90, 800), (170, 30), collapsed=True, **objective)
+        weighed["objective"] = (node, "OBJECTIVE")
     # The links from the base to Sample pass above Train LoRA, which stands lower for that.
     trained = graph.add(
         "AtelierTrain",
         (360, 150),
         (380, 600),
-        linked={"base_model": (base, "BASE_MODEL"), "dataset": (data, "DATASET")},
+        linked={"base_model": (base, "BASE_MODEL"), "dataset": (data, "DATASET"), **weighed},
         **train,
     )
     sample = graph.add(
@@ -243,6 +251,7 @@ def of_stable_diffusion(
     )
 
 
+SHARP = {"min_snr_gamma": 5.0}  # crisper sooner, whatever the subject: docs/learning.md
 EXAMPLE = {"folder": "atelier:concept_example"}
 ON_TOY = {"width": 128, "height": 128, "steps": 20, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal"}
 MY = {"folder": "my_pictures", "trigger_word": "mychar"}
@@ -264,6 +273,7 @@ def node_by_node(graph: Graph) -> dict[str, Any]:
         EXAMPLE,
         {"name": "mossling", "steps": 600, "batch_size": 4},
         {"prompt": "a mossling on a blue background", "batch_size": 4, "seed": 5, **ON_TOY},
+        SHARP,
     )
     graph.note(
         (1190, 390),
