@@ -28,7 +28,9 @@ PASSING = ("Reroute", "Reroute (rgthree)", "ReroutePrimitive|pysssss", *SENDERS)
 CHOOSING = ("Any Switch (rgthree)",)  # an output is the first thing that comes in
 PATTERNED = "Anything Everywhere?"  # its widgets are patterns; newer ones have them among their properties
 EVERYWHERE = ("Anything Everywhere", "Anything Everywhere3", PATTERNED, "Prompts Everywhere", "Seed Everywhere")
-PLAIN_PATTERN = re.compile(r"(?:[\w\s^$|-]|\.(?![*+])|\\.)*(?:\.[*+])?(?:[\w\s^$|-]|\.(?![*+])|\\.)*")  # takes no time
+PLAIN_PATTERN = re.compile(
+    r"(?:[\w\s^$|-]|\.(?![*+])|\\[^\w])*(?:\.[*+])?(?:[\w\s^$|-]|\.(?![*+])|\\[^\w])*"
+)  # takes no time
 LONGEST_PATTERN = 100
 EDITORS_OWN = ("PrimitiveNode", *PASSING, *GETTERS, *EVERYWHERE, *NOTES)  # nodes that no server needs
 MUTED_INPUTS = "muted"  # what a prompt tells of a node beside its title: inputs whose link comes from a muted node

@@ -18,12 +18,12 @@ COMPARED = re.compile(
     r"^(\S+|\"[^\"]*\"|'[^']*')\s+(==|=|!=|-[ic]?(?:eq|ne|like|notlike|gt|ge|lt|le))\s+(\S+|\"[^\"]*\"|'[^']*')$",
     re.IGNORECASE,
 )
-ASKED_OF_BAT = (
-    r"@?if\s+(?:/i\s+)?(?:not\s+)?(?:defined\s+\S+|exist\s+\S+|errorlevel\s+\d+|\S+\s*==\s*\S+|\S+\s+[a-z]{3}\s+\S+)"
-)
+SIDE_OF_BAT = r"(?:\"[^\"]*\"|[^\s=\"]+)"  # of a comparison; each letter has one place in it, so that it takes no time
+ASKED_OF_BAT = rf"@?if\s+(?:/i\s+)?(?:not\s+)?(?:(?:defined|exist|errorlevel)\s+{SIDE_OF_BAT}"
+ASKED_OF_BAT += rf"|{SIDE_OF_BAT}\s*==\s*{SIDE_OF_BAT}|{SIDE_OF_BAT}\s+[a-z]{{3}}\s+{SIDE_OF_BAT})"
 OF_BAT = re.compile(rf"^(?P<ends>\s*\)\s*)?(?P<else>else\s*)?(?P<if>{ASKED_OF_BAT})?\s*(?P<opens>\()?$", re.IGNORECASE)
 IF_OF_BAT = re.compile(rf"^\s*({ASKED_OF_BAT})\s+(?!\s*\($)(.+)$", re.IGNORECASE)
-TWO_OF_BAT = re.compile(r"^\((.*?)\)\s*else\s*\(?(.*?)\)?\s*$", re.IGNORECASE)
+TWO_OF_BAT = re.compile(r"^\((.*?)\)\s*else\b(.*)$", re.IGNORECASE)
 NAMED = re.compile(r"^\"?\$\{?(\w+)\}?\"?$")
 NEVER = ("function", "catch")  # blocks that do not run where they stand
 SOMETIMES = ("foreach", "for", "while", "switch")
@@ -125,8 +125,8 @@ def apart(line: str, kind: str) -> list[str]:
     """Split a condition whose block is in its own line into lines of their own."""
     if kind == "bat" and (found := IF_OF_BAT.match(line)):
         asked, then = found.groups()
-        both = TWO_OF_BAT.match(then)
-        yes, no = both.groups() if both else (then.strip().removeprefix("(").removesuffix(")"), "")
+        both = TWO_OF_BAT.match(then.strip())
+        yes, no = (each.strip().removeprefix("(").removesuffix(")") for each in (both.groups() if both else (then, "")))
         return [f"{asked} (", yes, *([") else (", no] if no else []), ")"]
     found = ONE_LINE.match(line) if kind == "ps1" else None
     return [found.group(1), found.group(2), "}"] if found else [line]

@@ -35,6 +35,7 @@ USED = {  # how it names one
     "ps1": re.compile(r"\$(?:\{(?:env:)?(\w+)()\}|(?:env:)?([A-Za-z_]\w*))", re.IGNORECASE),
 }
 REPLACED = re.compile(r"(\S+)\s+-[ic]?replace\s+[\"']([^\"']+)[\"']\s*,\s*[\"']([^\"']*)[\"']", re.IGNORECASE)
+LONGEST_CHOICE = 300  # characters: a longer one takes time by their cube
 EITHER = re.compile(r"if\s*\((.*?)\)\s*\{\s*(.*?)\s*\}\s*else\s*\{\s*(.*?)\s*\}", re.IGNORECASE)
 SKIPPED = {
     "sh": re.compile(r"^\s*(?:#|echo\b|printf\b|$)"),
@@ -250,7 +251,7 @@ def _replaced(text: str, kind: str, known: dict[str, list[str]], left: list[str]
 
 def _joined(value: str, known: dict[str, list[str]]) -> list[str]:
     """Expand a value of PowerShell; texts with + between them are one, and -replace changes one."""
-    if found := EITHER.fullmatch(value):
+    if len(value) < LONGEST_CHOICE and (found := EITHER.fullmatch(value)):
         asked, one, other = found.groups()
         return _joined(other if holds(asked, known) is False else one, known)
     if found := REPLACED.fullmatch(value):
@@ -262,7 +263,7 @@ def _joined(value: str, known: dict[str, list[str]]) -> list[str]:
 
 def _split(line: str, kind: str) -> Iterator[tuple[str, str]]:
     """Yield (word, the quote around all of it or "") of a line as its shell splits it."""
-    word, quote, around, started = "", "", "", False
+    word, quote, around, started = list[str](), "", "", False
     escape = ESCAPE[kind]
     at = 0
     while at < len(line):
@@ -272,27 +273,29 @@ def _split(line: str, kind: str) -> Iterator[tuple[str, str]]:
                 quote = ""
             elif letter == escape and quote == '"' and at + 1 < len(line) and line[at + 1] in '"\\$`':
                 at += 1
-                word += line[at]
+                word.append(line[at])
             else:
-                word += letter
+                word.append(letter)
         elif letter in QUOTES[kind]:
             quote, started, around = letter, True, letter if not word else ""
-        elif written := WRITTEN[kind].match(line, at):
-            word, at = word + written.group(), written.end() - 1
+        elif letter in "$`" and (written := WRITTEN[kind].match(line, at)):
+            word.append(written.group())
+            at = written.end() - 1
         elif letter == escape and at + 1 < len(line):
             at += 1
-            word, started = word + line[at], True
-        elif letter.isspace() or (kind == "ps1" and letter == "," and not word.startswith("-")):
+            word.append(line[at])
+            started = True
+        elif letter.isspace() or (kind == "ps1" and letter == "," and (not word or word[0] != "-")):
             if started or word:
-                yield word, around
-            word, around, started = "", "", False
-        elif letter == "#" and _ends(line[:at], kind, begun=bool(word) or started):
+                yield "".join(word), around
+            word, around, started = [], "", False
+        elif letter == "#" and _ends(line[max(0, at - 1) : at], kind, begun=bool(word) or started):
             break
         else:
-            word += letter
+            word.append(letter)
         at += 1
     if started or word:
-        yield word, around
+        yield "".join(word), around
 
 
 def _ends(before: str, kind: str, *, begun: bool) -> bool:
