@@ -403,6 +403,13 @@ def test_the_branches_of_a_script_are_followed(suffix):
     assert [word.partition("=")[0] for word in command.unsure] == ["--loop", "--found"]
 
 
+@pytest.mark.parametrize(("suffix", "line"), [(".sh", 'A="$A$A"'), (".bat", "set A=%A%%A%"), (".ps1", '$A = "$A$A"')])
+def test_variables_that_grow_without_end_are_refused(suffix, line):
+    start = {".sh": "A=xx", ".bat": "set A=xx", ".ps1": '$A = "xx"'}[suffix]
+    with pytest.raises(ValueError, match="its variables stand for more than 1 MiB of text"):
+        read_script("\n".join([start, *[line] * 60]), suffix)
+
+
 def test_a_script_that_calls_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no command that trains"):
         read_foreign(saved(tmp_path, "a.ps1", "python cache_latents.py `\n --vae=a --seed=1 --network_dim=4\n"))

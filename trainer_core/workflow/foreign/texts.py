@@ -142,7 +142,7 @@ def read_script(text: str, suffix: str) -> Command:
             if blocks.unsure:
                 unsure += [word.strip() for word in words if word.strip().startswith("--")]
             else:
-                known[name] = [*known.get(name, ()), *words] if adds else words
+                known[name] = [*(known.get(name, ()) if adds else ()), *words][:MOST_WORDS]
             continue
         left: list[str] = []
         words = _expanded(line, kind, known, left)
@@ -230,6 +230,13 @@ def _expanded(line: str, kind: str, known: dict[str, list[str]], left: list[str]
     return words
 
 
+def _used(text: str, kind: str) -> Iterator[str]:
+    """Yield the names of the variables in a text."""
+    for match in USED[kind].finditer(text):
+        name = match.group(1) or match.group(3) or ""
+        yield name if kind == "sh" else name.lower()
+
+
 def _replaced(text: str, kind: str, known: dict[str, list[str]], left: list[str]) -> str:
     """Put the values of the variables that are known into a text; left: gets the others."""
 
@@ -246,6 +253,8 @@ def _replaced(text: str, kind: str, known: dict[str, list[str]], left: list[str]
         left.append(match.group())
         return match.group()
 
+    if sum(len(" ".join(known.get(name, ()))) for name in _used(text, kind)) > LARGEST:
+        raise ValueError("its variables stand for more than 1 MiB of text; write their values out")
     return USED[kind].sub(value, re.sub(r"%~dp0\\?", r".\\", text, flags=re.IGNORECASE) if kind == "bat" else text)
 
 
