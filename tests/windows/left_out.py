@@ -12,4 +12,5 @@ LEFT_OUT = {
     "unit/runs/test_export.py::test_a_run_that_is_a_link_is_listed_and_not_read": LINKS,
     "unit/runs/test_export.py::test_no_file_of_a_save_and_no_save_may_be_a_link": LINKS,
     "unit/runs/test_export.py::test_no_part_of_a_run_may_be_a_link_to_another_place": LINKS,
+    "unit/workflow/test_places.py::test_a_link_is_followed": LINKS,
 }

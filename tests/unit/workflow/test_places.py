@@ -56,10 +56,15 @@ def test_pictures_and_tokenizer_are_found(comfy: Path, tmp_path: Path) -> None:
     assert Folders(comfy, tmp_path).tokenizer_path() == tmp_path
 
 
-def test_a_mapped_drive_is_kept_and_a_link_is_followed(comfy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_followed(comfy: Path) -> None:
     cats = comfy / "input" / "cats"
-    (comfy / "link").symlink_to(cats)
-    assert Folders(comfy).find_folder(str(comfy / "link"), "x") == cats
+    (comfy / "link").symlink_to(cats, target_is_directory=True)
+    found = Folders(comfy).find_folder(str(comfy / "link"), "x"), resolve_folder(f"{comfy / 'link'}")
+    assert (*found, folder_beside(comfy, "link")) == (cats, cats, cats)
+
+
+def test_a_mapped_drive_is_kept(comfy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cats = comfy / "input" / "cats"
     monkeypatch.setattr(module.os.path, "realpath", lambda path: rf"\\nas\{path}")  # as of Z: on Windows
     found = (Folders(comfy).find_folder("cats", "x"), resolve_folder(f"{cats}"), folder_beside(cats.parent, "cats"))
     assert found == (cats, cats, cats)
