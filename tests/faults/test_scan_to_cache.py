@@ -77,10 +77,19 @@ def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
     return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
 
 
+UNIX = hasattr(os, "mkfifo")
+
+
+def pipe(folder: Path) -> None:
+    (folder / "2.png").unlink()
+    os.mkfifo(folder / "2.png")
+
+
 GONE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a picture is deleted": (lambda f: (f / "2.png").unlink(), r"2\.png has vanished since the scan"),
     "a picture is changed": (lambda f: draw(f / "2.png", (9, 9, 9), (96, 64)), r"2\.png has changed since the scan"),
     "a picture is cut short": (lambda f: (f / "2.png").write_bytes(b""), r"2\.png has changed since the scan"),
+    **({"a pipe takes a picture's place": (pipe, r"2\.png has vanished since the scan \(not a file")} if UNIX else {}),
     "a mask is deleted": (lambda f: (f / "2-masklabel.png").unlink(), r"2-masklabel\.png has vanished since the scan"),
     "a mask is changed": (
         lambda f: mask(f / "2-masklabel.png", 9, (96, 64)),

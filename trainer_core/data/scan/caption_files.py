@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TextIO
 
+from ...common.files import open_file
 from ...config import setting
 
 LineChoice = Literal["draw", "first", "join"]  # lines of a caption: all, the first one, all as one
@@ -82,7 +83,7 @@ def choose_lines(lines: tuple[str, ...], mode: LineChoice, where: object) -> tup
 
 def read_bytes(path: Path, limit: int, kind: str) -> bytes:
     """Read a whole file; raises ValueError above `limit` bytes. kind: the file's kind, for the message."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         expected = min(os.fstat(file.fileno()).st_size, limit)  # a read takes the memory that it is asked for
         data = file.read(expected + 1)
         if len(data) > expected:
