@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PureWindowsPath
 from typing import Any, TypeGuard
 
-from .json_files import read_json
+from .json_files import LARGEST, read_json
 from .wording import printable
 
 MOST_COUNT = 10**12  # steps of a run, bytes of a file
@@ -14,10 +14,10 @@ LATEST = 32_503_680_000  # seconds since 1970: the year 3000, the last one that 
 LONGEST_PART = 200  # bytes of a part of a path
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object from a file, None if it is missing or damaged."""
+def read_object(path: Path, most: int = LARGEST) -> dict[str, Any] | None:
+    """Read a JSON object from a file of at most `most` bytes, None if it is missing or damaged."""
     try:
-        values = read_json(path)
+        values = read_json(path, most)
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) else None

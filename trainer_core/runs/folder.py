@@ -82,7 +82,7 @@ SILENT = 120.0  # seconds without one after which a process of another machine h
 LOG_TAIL = 2**24  # bytes of the log that are read, its end
 NEWEST_TAIL = 2**18  # the same where only its newest steps are
 LONGEST_LINE = 2**16  # bytes of a line of the log
-MOST_FILES = 2000  # of a save
+MOST_FILES, LARGEST_LIST = 2000, 2**20  # of a save; bytes of their list, of which each reading parses all
 LONGEST_TITLE = 100  # characters
 _STEP = re.compile(r"step-([0-9]{8,})")
 _STEP_LINE = b'{"event": "step"'  # start of a step's line in the log
@@ -573,7 +573,7 @@ def _readable(paths: Iterable[Path]) -> list[Checkpoint]:
 
 
 def _read_checkpoint(path: Path) -> Checkpoint | None:
-    about, kinds = read_object(path / CHECKPOINT), _kinds(Checkpoint)
+    about, kinds = read_object(path / CHECKPOINT, LARGEST_LIST), _kinds(Checkpoint)
     if about is None or unfit(about, {"format": is_count, **kinds}) or about["format"] != FORMAT:
         return None
     return Checkpoint(path=path, **{name: about[name] for name in kinds})

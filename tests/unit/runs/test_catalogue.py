@@ -424,7 +424,9 @@ def test_of_many_saves_only_the_newest_are_looked_at(tmp_path: Path, monkeypatch
     monkeypatch.setattr(catalogue, "MOST_SAVES", 3)
     for module, name, seen in ((folder, "read_object", read), (catalogue, "folder_size", looked)):
         function = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda path, seen=seen, f=function: seen.append(path.name) or f(path))
+        monkeypatch.setattr(
+            module, name, lambda path, *most, seen=seen, f=function: seen.append(path.name) or f(path, *most)
+        )
     told = describe_in_detail(run.path)
     assert [save["step"] for save in told["saves"]] == [6, 7, 8] and told["step"] == 8
     assert read.count("checkpoint.json") == 3 and len(looked) == 1 + 3
