@@ -382,7 +382,7 @@ def answer_clear(question: Any) -> web.Response:
     from ..trainer_core.runs.folder import RunFolder
 
     runs = (RunFolder(path=path, about={}) for path in run_paths(folders.runs_folder()))
-    if session.at_work() or any(run.at_work() for run in runs):
+    if kept.is_in_use() or any(run.at_work() for run in runs):
         return server.json_answer({"error": say("A LoRA is being trained; clear after it.")}, status=409)
     kept.clear()
     return answer_kept(question)

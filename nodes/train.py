@@ -97,7 +97,7 @@ class AtelierTrain(Node):
         began, draws = time.monotonic(), bool(config.sample.prompts)
         address = address_of(cls.hidden)
         with NodeProgress(address, output.stem) as progress:
-            with session.buttons_enabled(address.node, draws=draws) as buttons:
+            with session.buttons_enabled(address.node, draws=draws) as buttons, kept.in_use():
                 from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
                 from ..trainer_core.training.result import describe_result
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...trainer_core.common.files import folder_size
-from ...trainer_core.common.leftovers import sweep
+from ...trainer_core.common.leftovers import leftovers, sweep, unfinished
 from . import folders
 
 UNUSED = 30 * 86400  # seconds after which pictures and LoRAs of the graph are deleted
@@ -60,6 +60,26 @@ def make_room() -> None:
             total -= size
 
 
+@contextmanager
+def in_use() -> Iterator[None]:
+    """Let no ComfyUI of this user folder clear it for the length of a `with` block, wherever its runs are."""
+    with unfinished(_signs() / "run") as sign:
+        with suppress(OSError):  # where nothing can be written, nothing can be cleared
+            sign.parent.mkdir(parents=True, exist_ok=True)
+            sign.touch()
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                sign.unlink()
+
+
+def is_in_use() -> bool:
+    """Tell whether a process uses what is kept; signs of killed ones are deleted."""
+    sweep([_signs()])
+    return bool(leftovers(_signs()))
+
+
 def clear() -> None:
     """Delete all that is kept; what another ComfyUI has open stays."""
     from ...trainer_core.data.cache import Cache  # here, so that ComfyUI starts fast
@@ -69,6 +89,10 @@ def clear() -> None:
     with Cache(folders.cache_folder(), limit=1) as cache:
         cache.prune()
     shutil.rmtree(folders.index_file().parent, ignore_errors=True)
+
+
+def _signs() -> Path:
+    return folders.cache_folder().with_name("in use")
 
 
 def _makers() -> dict[Path, str]:

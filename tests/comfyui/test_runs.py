@@ -21,6 +21,7 @@ from train_graph import train_graph
 
 from comfy_client import ComfyClient, ComfyServer, answer_of, send
 from lora_atelier.dev import TINY_BASE
+from lora_atelier.trainer_core.common.leftovers import unfinished
 from lora_atelier.trainer_core.runs import RunFolder, open_run
 
 WORKFLOW = {"nodes": [], "links": [], "version": 0.4, "id": "a-workflow"}
@@ -124,6 +125,17 @@ def test_a_run_in_training_is_not_deleted(comfy, run, ask) -> None:
         # Another process trains it, and reads what is kept.
         assert send(comfy, "/atelier/kept/clear", {})[1] == {"error": "A LoRA is being trained; clear after it."}
     assert len(run.saves()) == 2
+
+
+def test_what_a_run_of_another_output_folder_reads_is_not_cleared(comfy, server) -> None:
+    """Two servers may share the user folder alone."""
+    assert "sizes" in send(comfy, "/atelier/kept/clear", {})[1]
+    with unfinished(server.base / "user" / "__atelier" / "in use" / "run") as sign:  # as that server writes it
+        sign.parent.mkdir(parents=True, exist_ok=True)
+        sign.touch()
+        assert send(comfy, "/atelier/kept/clear", {})[1] == {"error": "A LoRA is being trained; clear after it."}
+    sign.unlink()
+    assert "sizes" in send(comfy, "/atelier/kept/clear", {})[1]
 
 
 @pytest.mark.parametrize("change", ["rename", "publish", "delete"])
