@@ -7,14 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import worlds
 from recipes.recipes import Material
 from safetensors.torch import load_file
 
+from lora_atelier.trainer_core.common.files import remove_folder
 from lora_atelier.trainer_core.common.tensor_tree import load_state, pack
 from lora_atelier.trainer_core.config import EmbeddingConfig
 from lora_atelier.trainer_core.runs import find_runs
@@ -23,6 +27,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes a
 
 ROOT = Path(__file__).resolve().parents[2]
 CLOSE = 1e-6  # relative: sums in another order
+KILLED = 20  # sessions of a run by torchrun, with `--thorough`
 CANCELLED = 1e-4  # the same of both ends of pairs, whose gradients nearly cancel while their rounding does not
 TWO = {"accumulate": 2, "steps": 3}
 WORDS = (
@@ -267,12 +272,44 @@ def test_the_command_trains_the_run_of_one_process_where_torchrun_starts_it(scen
     assert code == "0" and silent == ["0"] and talks_of_the_run(scene, printed)
 
 
-@pytest.mark.thorough  # in every run two processes have what torchrun would tell them
-def test_torchrun_trains_by_the_command_the_run_of_one_process(scene, tmp_path):
+def torchrun(scene, folder):
+    """Begin the run that one process has trained by a real torchrun, in two processes."""
     (run,) = find_runs(scene / "alone" / "plain" / "runs")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    train = [ROOT / "__main__.py", "train", run.path / "run.json", "--output", tmp_path, "--device", "cpu", "--json"]
+    train = [ROOT / "__main__.py", "train", run.path / "run.json", "--output", folder, "--device", "cpu", "--json"]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(worlds.THREADS)}
-    done = subprocess.run([*launch, *train], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert talks_of_the_run(scene, done.stdout.splitlines())
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*launch, *train], env=env, **pipes)
+
+
+@pytest.mark.thorough  # in every run two processes have what torchrun would tell them
+def test_torchrun_trains_by_the_command_the_run_of_one_process(scene, tmp_path):
+    printed, said = (process := torchrun(scene, tmp_path)).communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert talks_of_the_run(scene, printed.splitlines())
+
+
+@pytest.mark.thorough
+def test_torchrun_whose_processes_are_killed_at_any_moment_ends_with_the_same_lora(scene, tmp_path):
+    """Each session goes on from what the killed one before has left, or begins again where that had ended."""
+    alone = load_file(scene / "alone" / "plain" / "lora.safetensors")
+    began, seconds, finished = time.monotonic(), 0.0, 0
+    for number in range(KILLED + 2):
+        process = torchrun(scene, tmp_path / "runs")
+        while len(ranks := psutil.Process(process.pid).children()) < 2 and process.poll() is None:
+            time.sleep(0.05)
+        if 0 < number <= KILLED:
+            time.sleep(seconds * number / KILLED)
+            with suppress(psutil.NoSuchProcess):
+                ranks[number % 2].kill()
+        printed, said = process.communicate(timeout=300)
+        results = [json.loads(line) for line in printed.splitlines() if '"event": "result"' in line]
+        assert results or 0 < number <= KILLED, said
+        seconds = seconds or time.monotonic() - began
+        if results:
+            finished += 1
+            found = load_file(results[0]["lora"])
+            assert found.keys() == alone.keys() and all(torch.equal(found[key], alone[key]) for key in alone)
+            assert not [*tmp_path.rglob(".*.tmp")]
+            remove_folder(tmp_path / "runs")
+    assert finished < KILLED  # else nothing was killed
