@@ -301,10 +301,23 @@ def _check_slopes(
     for number, (run, loss, found) in enumerate(zip(runs, losses, passes, strict=True)):
         moving = [name for name in order if name in found]
         some = moving if number == 0 else moving[: -(-len(moving) // EARLIEST)]
-        if some and not slopes_agree(run, loss, [found[name] for name in some], off):
-            wrong = (name for name in reversed(moving) if not slopes_agree(run, loss, [found[name]], off))
-            first = next(wrong, some[-1])
-            raise ValueError(_refused(lost) if lost else WRONG_SLOPE.format(first))
+        if name := _last_wrong(run, loss, found, some, off):
+            raise ValueError(_refused(lost) if lost else WRONG_SLOPE.format(name))
+
+
+def _last_wrong(
+    run: Callable[[], Tensor], loss: float, found: Mapping[str, Pairs], some: Sequence[str], off: float
+) -> str:
+    """Name the last of some layers along whose gradient the loss does not change as it says; "" for none.
+
+    Numbers of few bits swallow small changes of many layers at once, so that each half of them is asked again.
+    """
+    if not some or slopes_agree(run, loss, [found[name] for name in some], off):
+        return ""
+    if len(some) == 1:
+        return some[0]
+    half = len(some) // 2
+    return _last_wrong(run, loss, found, some[half:], off) or _last_wrong(run, loss, found, some[:half], off)
 
 
 def _why(error: Exception, observed: Observed, prediction: Tensor | None) -> str:
