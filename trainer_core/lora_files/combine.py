@@ -18,7 +18,7 @@ from ..networks.layers.svd import largest_singular
 from .formats import BIAS, PLAIN, FileLayer, delta_weight, layer_kind
 from .match import flat_name
 from .read import LoraFile, list_some
-from .room import MERGED, numbers_of, room_for
+from .room import DECOMPOSED, MERGED, numbers_of, room_for
 from .singular import Singular, low_rank, of_factors
 
 Method = Literal["sum", "svd", "ties", "dare", "dare_ties", "orthogonal"]
@@ -128,7 +128,8 @@ def _layers_by_name(
 def _bytes_for(layers: Sequence[FileLayer], method: Method) -> int:
     """Bound the memory that merging a layer takes, by the changes that are made whole."""
     whole = method not in ("sum", "svd", "orthogonal") or not all(layer.form.exact_rank for layer in layers)
-    return sum(MERGED * (numbers_of(layer) or 0) for layer in layers) if whole else 0
+    each = DECOMPOSED if method == "orthogonal" else MERGED
+    return sum(each * (numbers_of(layer) or 0) for layer in layers) if whole else 0
 
 
 def _sides(layer: FileLayer) -> tuple[int, int]:

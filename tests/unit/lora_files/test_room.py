@@ -151,7 +151,8 @@ def allowed(tool: str, kind: str) -> float:
     """Bytes for a number of a layer's change."""
     if tool == "save":
         return CHECKED
-    return 2 * MERGED if tool.startswith("merge") else DECOMPOSED
+    each = DECOMPOSED if tool == "merge orthogonal" else MERGED
+    return 2 * each if tool.startswith("merge") else DECOMPOSED
 
 
 @pytest.mark.thorough
