@@ -80,9 +80,19 @@ def written_folder(path: Path) -> Iterator[Path]:
 
 def open_file(path: Path, mode: str = "rb") -> IO[bytes]:
     """Open a file; raises OSError for what is none: a pipe would keep whoever reads it, and a device never ends."""
+    _regular(path)
+    return cast("IO[bytes]", path.open(mode))
+
+
+def read_file(path: Path) -> bytes:
+    """Read a whole file; raises OSError as `open_file` does. Whoever calls this has bounded its size."""
+    _regular(path)
+    return path.read_bytes()
+
+
+def _regular(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a file", str(path))
-    return cast("IO[bytes]", path.open(mode))
 
 
 def move(source: Path, target: Path) -> None:

@@ -65,7 +65,7 @@ def _nearest(size: Size, shapes: tuple[Size, ...], *, upright: bool) -> Size:
 def _of_area(size: Size, area: int, step: int) -> Size:
     """Round both sides, of a picture that is never enlarged, up or down, to the nearest area that is not too large."""
     goal = min(size[0] * size[1], area)
-    scale = math.sqrt(goal / size[0] * size[1])
+    scale = math.sqrt(goal / (size[0] * size[1]))
     widths, heights = ((math.floor(side * scale / step) * step, math.ceil(side * scale / step) * step) for side in size)
     shapes: list[Size] = [*itertools.product(widths, heights)]
     fitting = [shape for shape in shapes if min(shape) > 0 and math.prod(shape) <= area]

@@ -15,14 +15,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..common.files import open_file
+from ..common.files import read_file
 from ..data.controls import Control
 from ..data.crops import Crop
 from ..data.images import DECODER_ERRORS, cut, decoder_error, load_picture, strict_decoding
 from ..data.masks import read_mask
 from ..data.plan import Plan
 from ..data.scan import Picture
-from ..data.scan.index import LARGEST_FILE
 
 AHEAD = 4  # pictures that are decoded in advance, while the autoencoder works
 File = TypeVar("File")
@@ -71,8 +70,7 @@ def mask_of(plan: Plan, i: int) -> Image.Image:
 
 def _bytes(path: Path, digest: str, name: str) -> bytes:
     try:
-        with open_file(path) as file:
-            data = file.read(LARGEST_FILE)
+        data = read_file(path)
     except OSError as error:
         raise ValueError(
             f"{name} has vanished since the scan ({error.strerror}: {path}); put it back, or start again without it."

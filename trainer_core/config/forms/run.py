@@ -38,10 +38,11 @@ def _saves() -> Iterable[Row]:
     yield from map(SAVES.__getitem__, ("save_every", "save_unit", "keep_last", "keep_every", "publish"))
     yield SAMPLE["prompts"]
     yield from map(SAVES.__getitem__, ("sample_every", "sample_unit"))
-    yield from map(SAMPLE.__getitem__, ("negative", "width", "height", "steps", "cfg", "sampler", "scheduler", "seed"))
+    yield from map(SAMPLE.__getitem__, ("negative", "width", "height", "steps", "cfg", "seed"))
     # Folder and name in one, so that what cannot be is refused in one sentence.
     yield replace(SAVES["file_name"], default="atelier/{name}")
     yield from (SAVES["overwrite"], TRAIN["save_dtype"], TRAIN["log"], SAVES["sample_at_start"])
+    yield from (SAMPLE["sampler"], SAMPLE["scheduler"])
 
 
 BUCKETS = linked("buckets", "ATELIER_BUCKETS", "Optional, from Buckets: more resolutions, fixed sizes, limits.", True)

@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from ...common.callbacks import Callbacks
 from ...common.cancel import cancellable, look
-from ...common.files import open_file, written_whole
+from ...common.files import read_file, written_whole
 from ...common.json_files import parse_json
 from ...common.leftovers import remove_leftovers
 from ...common.wording import say
@@ -128,8 +128,7 @@ class Index:
             try:
                 if large is not None:
                     return large(file.path), {}
-                with open_file(file.path) as opened:
-                    content = opened.read(LARGEST_FILE)
+                content = read_file(file.path)
             except OSError as error:
                 return "", {"problem": refuse(error)}
             found = hashlib.sha256(content).hexdigest()
