@@ -18,7 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[2]
-OPENS = {"open", "open_file", "read_text", "read_bytes", "read_json", "read_object", "safe_open", "load_file"}
+OPENS = {
+    "open",
+    "open_file",
+    "read_file",
+    "read_text",
+    "read_bytes",
+    "read_json",
+    "read_object",
+    "safe_open",
+    "load_file",
+}
 # Modules and functions that open files -> the row of READERS by which strangers' files are tried, or why none is:
 OURS = "a file that this pack or this run has just written, or one of its own folder, whose content is checked"
 PERSON = "a file that the person who runs ComfyUI has made or installed"
@@ -33,10 +43,12 @@ KNOWN = {
     "nodes/comfyui/shown.py": {"runs": OURS, "_nodes_of": "workflow"},
     "nodes/help_pages.py": {"help_page": OURS, "_read": OURS},
     "nodes/run_routes.py": {"drawn_small": "picture"},
-    "trainer_core/commands/doctor.py": {"lists": OURS, "places": PERSON},
+    "trainer_core/commands/doctor.py": {"_project": OURS, "places": PERSON},
     "trainer_core/commands/plan.py": {"tell_plan": NOT},
     "trainer_core/commands/train.py": {"train_run": NOT},
-    "trainer_core/common/files.py": dict.fromkeys(("open_file", "file_digest", "short_hash", "_to_disk"), NOT),
+    "trainer_core/common/files.py": dict.fromkeys(
+        ("open_file", "read_file", "file_digest", "short_hash", "_to_disk"), NOT
+    ),
     "trainer_core/common/json_files.py": {"read_json": "prompt"},
     "trainer_core/common/leftovers.py": {"_machine": PERSON},
     "trainer_core/common/tensor_tree.py": {"load_state": "state of a save"},
