@@ -14,7 +14,7 @@ TOKEN = secrets.token_urlsafe(24)  # of this process; no other site can read it
 HEADER = "Atelier-Token"
 # How the names of headers begin that proxies add.
 PROXIES = ("forwarded", "via", "x-forwarded", "x-real-ip", "x-client-ip", "true-client-ip", "cf-", "tailscale-")
-# Names that only a network gives, RFC 6762, 8375 and 9476 among them, and those of usual routers.
+# Names that only a network gives: of RFC 6762 and 8375, of ICANN for private use, and of usual routers.
 OWN_NETWORK = (".local", ".lan", ".home", ".home.arpa", ".internal", ".localdomain", ".intranet", ".fritz.box")
 
 

@@ -25,7 +25,7 @@ from zoo.test_frozen import packed, patched, scaled
 from zoo.zoo import ZOO, build
 
 from lora_atelier.nodes.comfyui.connected import host, identity, trial
-from lora_atelier.nodes.comfyui.connected.architecture import architecture_of
+from lora_atelier.nodes.comfyui.connected.architecture import sampling_of
 from lora_atelier.nodes.comfyui.connected.denoiser import RawDenoiser
 from lora_atelier.nodes.comfyui.connected.layers import units
 from lora_atelier.trainer_core.config import MemoryConfig, SampleConfig, SavesConfig, TrainConfig
@@ -147,7 +147,7 @@ def test_a_run_ends_in_a_file_that_comfyui_draws_with_and_leaves_the_model_alone
     layers = {name.partition(".")[0] for name in result.tensors}
     assert layers and {keys[name] for name in layers} == set(taken)
     assert any(t.any() for name, t in result.tensors.items() if "lora_up" in name)
-    own = architecture_of(model).sampling
+    own = sampling_of(model)
     settings = {"cfg": own.cfg, "sampler": own.sampler, "scheduler": own.scheduler, "guidance": own.guidance}
     drawn = drawn_with(live, result.tensors, size=(side, side), steps=3, **settings)
     assert (result.samples - drawn).abs().max() <= 1.5 / 255
@@ -355,7 +355,7 @@ def test_samples_are_what_the_saved_file_draws_behind_a_node_that_shifts(row, no
         base = linked(row, model)
         result, notes = run(sampled(base, pictures), tmp_path / str(len(drawn)))
         assert not any("could not be drawn" in note for note in notes), notes
-        drawn.append(drawn_with(live_of(base), result.tensors, scheduler=architecture_of(model).sampling.scheduler))
+        drawn.append(drawn_with(live_of(base), result.tensors, scheduler=sampling_of(model).scheduler))
         assert (result.samples - drawn[-1]).abs().max() <= 1.5 / 255
     assert (drawn[0] - drawn[1]).abs().max() > 1.5 / 255
 

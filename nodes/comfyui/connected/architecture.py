@@ -29,6 +29,7 @@ from ....trainer_core.models.architectures import (
     uniform,
 )
 from ....trainer_core.models.files.safetensors_file import read_header
+from ....trainer_core.models.sd.family import TOY_CFG, TOY_CHANNELS
 from ....trainer_core.networks.layers.shape import is_matrix
 from ....trainer_core.objective import describe_levels
 from .layers import list_layers
@@ -121,7 +122,7 @@ def describe(patcher: Any, guidance: float = -1.0, clip: Any = None, sampled: An
     """
     row, latents = architecture_of(patcher), patcher.model.latent_format
     kind = PREDICTS[noise_model(patcher).kind]
-    cfg = architecture_of(sampled or patcher).sampling
+    cfg = sampling_of(sampled or patcher)
     layers = [layer for layer in list_layers(patcher.model) if is_matrix(layer.module)]
     preset = preset_of(layers)
     trained = [layer for layer in layers if preset in layer.presets]
@@ -237,6 +238,8 @@ def sampling_of(patcher: Any) -> Sampling:
     """Find how pictures of a MODEL are drawn, also of one that cannot be trained."""
     row = _row(patcher.model.model_config, type(patcher.model).__name__)
     usual = Sampling() if row is None else row.sampling
+    if patcher.model.model_config.unet_config.get("model_channels", TOY_CHANNELS) < TOY_CHANNELS:
+        usual = replace(usual, cfg=TOY_CFG)
     return usual if _takes_guidance(patcher.model) else replace(usual, guidance=None)
 
 

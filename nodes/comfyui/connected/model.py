@@ -14,7 +14,7 @@ from ....trainer_core.common.files import file_digest
 from ....trainer_core.config import BaseModelConfig, Defaults, SamplingDefaults
 from ....trainer_core.models import LatentFormat, LevelDefaults, NoiseModel, Part
 from . import identity
-from .architecture import architecture_of, defaults_of, preset_of, remarks
+from .architecture import defaults_of, preset_of, remarks, sampling_of
 from .check import check_connected, check_partner
 from .encoding import ConnectedControls, ConnectedText, ConnectedVae
 from .host import ComfyUIHost, ComfyUISampler
@@ -77,7 +77,7 @@ class ConnectedModel:
     @property
     def sampling(self) -> SamplingDefaults:
         """The architecture's sampling; that of the partner, where one draws the samples."""
-        own = architecture_of(self.wired.partner or self.wired.model).sampling
+        own = sampling_of(self.wired.partner or self.wired.model)
         return SamplingDefaults(
             steps=own.steps,
             cfg=own.cfg,

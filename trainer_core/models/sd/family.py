@@ -128,6 +128,7 @@ FAMILIES = {
 
 V_RESOLUTION = 768  # of Stable Diffusion 2 models that predict v
 TOY_CHANNELS = 128  # of the UNet's first block; below it a model is a toy
+TOY_CFG = 3.0  # at 7 the little that a toy has learned is drawn in glaring colours
 TOY = Defaults(preset="full", learning_rate=3e-3, resolution=128, step=32)
 
 LATENT_CHANNELS = 4  # of all families here

@@ -14,7 +14,7 @@ from .autoencoder import PaintedInputs, ScaledAutoencoder
 from .clip import ClipText
 from .conditions import UNetConditions
 from .denoiser import UNet
-from .family import LATENT_CHANNELS, TOY, TOY_CHANNELS, V_RESOLUTION, Family
+from .family import LATENT_CHANNELS, TOY, TOY_CFG, TOY_CHANNELS, V_RESOLUTION, Family
 from .layers import StableDiffusionLayers
 from .noise import noise_model
 from .text import ClipEncoder
@@ -96,8 +96,8 @@ class StableDiffusion:
 
     @property
     def sampling(self) -> SamplingDefaults:
-        """20 steps of the core's Euler sampler at CFG scale 7."""
-        return SamplingDefaults()
+        """20 steps of Euler's sampler at CFG scale 7, and at 3 for a toy."""
+        return SamplingDefaults(cfg=TOY_CFG) if self._toy else SamplingDefaults()
 
     @property
     def noise(self) -> NoiseModel:
