@@ -91,8 +91,9 @@ def read_file(path: Path) -> bytes:
 
 
 def _regular(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a file", str(path))
+    with suppress(FileNotFoundError):  # as whoever opens it says, or it is made
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "not a file", str(path))
 
 
 def move(source: Path, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -103,10 +104,13 @@ def sample_latents(
             return x - sigma * guided
         return x / length**2 - guided * sigma / length
 
+    @functools.cache
+    def own() -> torch.Generator:  # built where a sampler asks for noise: not each device has generators
+        # On a CPU, where the first noise has the picture's seed, what a sampler adds has the next one.
+        return torch.Generator(device).manual_seed((picture.seed + (device.type == "cpu")) % 2**64)
+
     def noise() -> Tensor:
-        return torch.randn(shape, generator=own, device=device)
+        return torch.randn(shape, generator=own(), device=device)
 
     first = torch.randn(shape, generator=torch.Generator().manual_seed(picture.seed)).to(device)
-    # The noise that a sampler adds has a seed of its own on a CPU, where the first noise has the picture's.
-    own = torch.Generator(device).manual_seed((picture.seed + (device.type == "cpu")) % 2**64)
     return SAMPLERS[picture.sampler](denoise, levels.noised(first, sigmas[0]), sigmas, noise)
