@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ from lora_atelier.trainer_core.models.sd import Conditions, load_base_model
 from lora_atelier.trainer_core.models.sd.names import unet_ldm_names, vae_ldm_names
 from lora_atelier.trainer_core.models.sd.text import encode_caption
 from lora_atelier.trainer_core.networks import Embeddings
+from lora_atelier.trainer_core.objective import AffinePath
 from lora_atelier.trainer_core.training.sample import sample_latents
-from lora_atelier.trainer_core.training.samplers import SAMPLERS, SCHEDULERS
+from lora_atelier.trainer_core.training.samplers import SAMPLERS, SCHEDULERS, Levels
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "assets" / "atelier-tiny.safetensors"
@@ -165,7 +167,7 @@ def test_decoding_is_comfyuis(base, loaded):
 
 @pytest.mark.parametrize(
     ("sampler", "scheduler"),
-    [*((name, "normal") for name in SAMPLERS), *(("dpmpp_2m", name) for name in SCHEDULERS)],
+    [("euler", "normal"), ("dpm_2", "karras"), ("euler_ancestral", "ddim_uniform"), ("ddim", "simple")],
 )
 def test_sampling_is_comfyuis(base, loaded, comfy_modules, sampler, scheduler):
     import comfy.sample
@@ -180,6 +182,43 @@ def test_sampling_is_comfyuis(base, loaded, comfy_modules, sampler, scheduler):
     noise = comfy.sample.prepare_noise(empty, 5)
     theirs = comfy.sample.sample(loaded[0], noise, 8, 4.0, sampler, scheduler, *conditions, empty, seed=5)
     assert close(mine, theirs * 0.18215, 2e-3)
+
+
+class Analytic:
+    """A denoiser in closed form, as ComfyUI's samplers call one."""
+
+    def __init__(self) -> None:
+        import comfy.model_sampling
+
+        sampling = comfy.model_sampling.EPS()
+        own = SimpleNamespace(model_sampling=sampling)
+        patcher = SimpleNamespace(get_model_object=lambda _: sampling)
+        self.inner_model = SimpleNamespace(inner_model=own, model_patcher=patcher)
+
+    def __call__(self, x, sigma, **_):
+        return torch.tanh(x) / (1 + sigma)
+
+
+@pytest.mark.parametrize("name", [*SAMPLERS])
+def test_each_sampler_steps_as_comfyuis(comfy_modules, name):
+    import comfy.k_diffusion.sampling as theirs
+
+    sigmas = torch.tensor([14.6, 6.0, 3.1, 1.4, 0.6, 0.1, 0.0])
+    x = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1)) * 14.6
+    noise = torch.Generator().manual_seed(6)
+    model = Analytic()
+    mine = SAMPLERS[name](model, x, sigmas.tolist(), lambda: torch.randn(x.shape, generator=noise))
+    sample = getattr(theirs, f"sample_{'euler' if name == 'ddim' else name}")
+    assert close(mine, sample(model, x, sigmas, extra_args={"seed": 5}, disable=True), 1e-4)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("steps", [1, 7, 20])
+def test_each_scheduler_spaces_levels_as_comfyuis(base, loaded, comfy_modules, name, steps):
+    import comfy.samplers
+
+    wanted = comfy.samplers.calculate_sigmas(loaded[0].get_model_object("model_sampling"), name, steps)
+    assert Levels(AffinePath(base.noise)).spaced(name, steps) == pytest.approx(wanted.tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize(("preset", "names"), [("attn-only", "comfy"), ("full", "comfy"), ("full", "peft")])
