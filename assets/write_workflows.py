@@ -207,12 +207,8 @@ def of_stable_diffusion(
     concept: dict[str, Any],
     train: dict[str, Any],
     drawn: dict[str, Any],
-    objective: dict[str, Any] | None = None,
-) -> None:
-    """Add the nodes of a workflow for Stable Diffusion, which draws before and after, without its note.
-
-    objective: of Noise & Loss, where there is one.
-    """
+) -> Node:
+    """Add the five nodes of a workflow for Stable Diffusion, which draws before and after; give Train LoRA."""
     base = graph.add(
         "AtelierLoadBaseModel",
         (0, 0),
@@ -221,16 +217,12 @@ def of_stable_diffusion(
         checkpoint=checkpoint.name if checkpoint else TINY,
     )
     data = graph.add("AtelierConceptDataset", (0, 440), (300, 290), **concept)
-    weighed = {}
-    if objective:
-        node = graph.add("AtelierObjective", (90, 800), (170, 30), collapsed=True, **objective)
-        weighed["objective"] = (node, "OBJECTIVE")
     # The links from the base to Sample pass above Train LoRA, which stands lower for that.
     trained = graph.add(
         "AtelierTrain",
         (360, 150),
         (380, 600),
-        linked={"base_model": (base, "BASE_MODEL"), "dataset": (data, "DATASET"), **weighed},
+        linked={"base_model": (base, "BASE_MODEL"), "dataset": (data, "DATASET")},
         **train,
     )
     sample = graph.add(
@@ -249,6 +241,7 @@ def of_stable_diffusion(
     graph.add(
         "SaveImage", (1190, 0), (330, 330), linked={"images": (sample, "IMAGE")}, **{"0": f"atelier/{train['name']}"}
     )
+    return trained
 
 
 SHARP = {"min_snr_gamma": 5.0}  # crisper sooner, whatever the subject: docs/learning.md
@@ -267,13 +260,12 @@ LATER = (
 
 def node_by_node(graph: Graph) -> dict[str, Any]:
     """Write the quickstart: each step is a node of its own."""
-    of_stable_diffusion(
+    trained = of_stable_diffusion(
         graph,
         None,
         EXAMPLE,
         {"name": "mossling", "steps": 600, "batch_size": 4},
         {"prompt": "a mossling on a blue background", "batch_size": 4, "seed": 5, **ON_TOY},
-        SHARP,
     )
     graph.note(
         (1190, 390),
@@ -285,6 +277,8 @@ def node_by_node(graph: Graph) -> dict[str, Any]:
         "**Train LoRA**: give it a *name*, 1000 *steps*, *batch_size* 1.\n5. **Sample**: empty *prompt*, *width* and "
         "*height* 0 draw what was trained.\n\nFor Flux, Z-Image, Qwen-Image and others take their own templates.",
     )
+    weighed = graph.add("AtelierObjective", (90, 800), (170, 30), collapsed=True, **SHARP)
+    trained.inputs = {**trained.inputs, "objective": (weighed, "OBJECTIVE")}
     return graph.workflow()
 
 

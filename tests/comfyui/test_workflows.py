@@ -215,6 +215,6 @@ def test_the_preview_of_a_workflow_shows_what_it_trains(any_server: ComfyServer,
     assert all(plan == plans["AtelierTrain"] for plan in plans.values())
 
 
-def test_the_quickstart_is_five_nodes() -> None:
+def test_the_quickstart_is_six_nodes() -> None:
     nodes = json.loads(QUICKSTART.read_text(encoding="utf-8"))["nodes"]
-    assert len([node for node in nodes if node["type"] not in NOTES]) == 5
+    assert len([node for node in nodes if node["type"] not in NOTES]) == 6
