@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -708,6 +709,27 @@ FULL = {
 
 
 ENDINGS = {"sd-scripts": ".toml", "ai-toolkit": ".yaml", "onetrainer": ".json"}
+
+
+@pytest.mark.parametrize("program", ["sd-scripts", "ai-toolkit"])
+def test_sub_folders_are_written_for_programs_that_read_none(tmp_path, program):
+    def written(*concepts):
+        config = read_open({**PLAIN_RUN, "dataset": {"concepts": concepts}})
+        text = "".join(write_for(program, "cat", config, read_open({"base_model": {"path": ""}})).files.values())
+        places = re.findall(r'(?:image_dir|folder_path)"?\s*[=:]\s*"([^"]+)"', text)
+        repeats = re.findall(r'num_repeats"?\s*[=:]\s*(\d+)', text)
+        return {
+            Path(place).relative_to(tmp_path).as_posix(): int(number)
+            for place, number in zip(places, repeats, strict=True)
+        }
+
+    for name in ("cats/a.png", "cats/10_deep/inner/b.JPG", "cats/empty/notes.txt", "dogs/10_x/c.webp"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    cats = {**CATS, "folder": str(tmp_path / "cats"), "repeats": 2.0}
+    dogs = {**CATS, "folder": str(tmp_path / "dogs"), "folder_repeats": False}
+    assert written(cats, dogs) == {"cats": 2, "cats/10_deep/inner": 20, "dogs/10_x": 1}
+    assert written({**dogs, "recursive": False}) == {"dogs": 1}
 
 
 @pytest.mark.parametrize("program", [*ENDINGS])

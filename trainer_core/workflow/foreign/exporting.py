@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...config import ALGORITHMS, ConceptConfig, RunConfig, SampleConfig, SamplingDefaults, SavesConfig, setting
@@ -12,6 +15,8 @@ from ...config.dataset import AugmentConfig, MaskConfig
 from ...config.optimizer import RATES
 from ...config.prompt_lines import SAMPLERS
 from ...config.sample import AUTO
+from ...data.images import picture_extensions
+from ...data.scan.folder import folder_repeats
 from ..toml_text import write_toml
 from . import ai_toolkit, onetrainer, sd_scripts
 
@@ -46,6 +51,7 @@ class Sheet:
         ]
 
 
+MOST_FOLDERS = 1000  # that are looked at
 OF_BOTH = ("ddim", "euler", "heun", "dpm_2", "lms")  # samplers of one name here and in sd-scripts
 UNTOLD = (
     "base_model.tokenizer",
@@ -334,8 +340,22 @@ def _sd_datasets(config: RunConfig, sheet: Sheet, left: list[str]) -> dict[str, 
         sizes = [int(side) for side in own.split("x")] if "x" in own else int(own) if own else size
         if not datasets or datasets[-1]["resolution"] != sizes:
             datasets.append({"resolution": sizes, "subsets": []})
-        datasets[-1]["subsets"].append(_sd_subset(concept, left))
+        datasets[-1]["subsets"] += [_sd_subset(each, left) for each in _by_folder(concept)]
     return {"general": general, "datasets": datasets}
+
+
+def _by_folder(concept: ConceptConfig) -> list[ConceptConfig]:
+    """Split a concept by its sub-folders, for programs that read no folder below; one that is not here stays whole."""
+    found: list[ConceptConfig] = []
+    if concept.recursive and concept.captions.source == "text_file":
+        root, endings = Path(concept.folder), tuple(picture_extensions())
+        for at, below, files in islice(os.walk(root), MOST_FOLDERS):
+            below.sort()
+            if any(name.lower().endswith(endings) for name in files):
+                name = f"{Path(at).relative_to(root).as_posix()}/"
+                times = folder_repeats(name) if concept.folder_repeats else 1
+                found.append(concept.replace(folder=at, repeats=concept.repeats * times))
+    return found or [concept]
 
 
 def _as_there(config: RunConfig, sheet: Sheet, shapes: str) -> None:
@@ -448,10 +468,11 @@ def _for_ai_toolkit(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
     save: dict[str, Any] = {"dtype": sheet.take("train.save_dtype"), "max_step_saves_to_keep": saves.keep_last}
     save["save_every"] = saves.save_every if saves.save_every and saves.save_unit == "steps" else 250
     words = {each.captions.prefix for each in trained}
+    folders = [each for concept in trained for each in _by_folder(concept)]
     job: dict[str, Any] = {
         "type": "sd_trainer", "training_folder": "output", "device": "cuda:0",
         "network": _ai_network(config, sheet, left), "save": save,
-        "datasets": [_ai_dataset(each, sizes, step_of_sizes, min(words), left) for each in trained],
+        "datasets": [_ai_dataset(each, sizes, step_of_sizes, min(words), left) for each in folders],
         "train": step, "model": model,
     }  # fmt: skip
     if word := min(words, default=""):
