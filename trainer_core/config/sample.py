@@ -121,12 +121,14 @@ class SampleConfig(Config):
         AUTO,
         "Sampler of the samples whose line has no --ss. auto: as suits the model (euler for Stable Diffusion).",
         advanced=True,
+        optional=True,
         label="sample_sampler",
     )
     scheduler: SchedulerName = row(
         AUTO,
         "How the samples' steps are spaced. auto: as suits the model (normal for Stable Diffusion).",
         advanced=True,
+        optional=True,
         label="sample_scheduler",
     )
 
