@@ -199,8 +199,8 @@ def test_a_wrong_prompt_is_refused_before_anything_runs(comfy: ComfyClient, pict
     for text, sentence in (
         ("a --x", "--x in line 1 of sample_prompts of Saves & Samples is none of"),
         (
-            "a --ss heun",
-            "not drawn by the sampler heun of prompt 1; set --ss in sample_prompts of Saves & Samples to euler",
+            "a --ss deis",
+            "not drawn by the sampler deis of prompt 1; set --ss in sample_prompts of Saves & Samples to one of euler",
         ),
         ("a --g 3", "Prompt 1 sets --g, but atelier-tiny takes"),
     ):
