@@ -192,7 +192,7 @@ class Levels:
         return noise * (math.hypot(1, sigma) if highest else sigma)
 
     def spaced(self, scheduler: str, steps: int) -> list[float]:
-        """Give falling noise levels, and 0, as ComfyUI's scheduler of this name spaces so many steps."""
+        """Give the falling noise levels of `steps` steps, and 0, as ComfyUI's scheduler of this name spaces them."""
         logs, last = self._logs, len(self._logs) - 1
         low, high = float(logs[0].exp()), float(logs[-1].exp())
         if scheduler in ("normal", "sgm_uniform"):

@@ -43,7 +43,7 @@ class Given:
         return self._defaults.get(name) if value is None else value
 
     def usual(self, name: str) -> float | None:
-        """Return the number that the program takes where nothing is said; None for none."""
+        """Return the number that the program takes where its file sets none; None for none."""
         value = self._defaults.get(name)
         return float(value) if isinstance(value, int | float) else None
 
@@ -187,7 +187,7 @@ def optimizer_named(kind: str) -> str | None:
 
 
 def take(found: Imported, given: Given, name: str, setting: str, convert: Convert) -> None:
-    """Move one value over; of one that cannot be read it is said."""
+    """Move one value over; list one that cannot be read."""
     value = given.take(name)
     if value is None or value == "":
         return
@@ -203,7 +203,7 @@ def on(value: Any) -> bool:
 
 
 def number(found: Imported, given: Given, name: str) -> float | None:
-    """Read a number; None for nothing. Of what is none it is said, and the program's default counts."""
+    """Read a number; None for nothing. For what is no number, list it and take the program's default."""
     value = given.take(name)
     if value is None or value == "":
         return None
