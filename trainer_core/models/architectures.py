@@ -89,7 +89,7 @@ def middle(source: str, shift: float = 1.0) -> LevelDefaults:
 
 
 def by_tokens(source: str, token: int, last: float = 1.15, many: int = 4096) -> LevelDefaults:
-    """Draw times as `middle`, shifted by the size of the picture as Flux is sampled; last: mu at so many tokens."""
+    """Draw times as `middle`, shifted by the size of the picture as Flux is sampled; last: mu at `many` tokens."""
     return LevelDefaults(distribution="logit_normal", by_tokens=(0.5, last, 256, many), token=token, source=source)
 
 
