@@ -12,7 +12,7 @@ from zoo.zoo import build
 from lora_atelier.nodes.comfyui.connected import gradients, identity
 from lora_atelier.nodes.comfyui.connected.identity import digest_of_model
 from lora_atelier.nodes.comfyui.connected.observed import Observed
-from lora_atelier.nodes.comfyui.connected.trial import prove, recomputes
+from lora_atelier.nodes.comfyui.connected.proof import prove, recomputes
 
 NONE = "4 layers' weights are none that ComfyUI changes, so the LoRA leaves them out: lora_unet_blocks_0_mlp"
 LEFT_OUT = {  # networks with layers that a file does not change, and how many

@@ -14,7 +14,7 @@ from zoo.zoo import ZOO, build, conditioning, latents
 from lora_atelier.nodes.comfyui.connected import gradients
 from lora_atelier.nodes.comfyui.connected.layers import list_layers, units
 from lora_atelier.nodes.comfyui.connected.observed import Observed
-from lora_atelier.nodes.comfyui.connected.trial import prove
+from lora_atelier.nodes.comfyui.connected.proof import prove
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.memory import copied_before_written
 from lora_atelier.trainer_core.networks import Network
