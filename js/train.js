@@ -24,7 +24,7 @@ const FRESH = 2000; // steps that events may add before the server is asked for 
 const OFTEN = 1000, SELDOM = 60_000; // milliseconds between two looks into a run's folder: at most, and while it trains
 const INTERVAL = 500; // milliseconds between two looks at which renderer is on
 const FOLLOWED = 2000; // milliseconds between two looks at a run that another process trains
-const LOOKS = [0, 300, 1000, 2500]; // milliseconds after a failure until it is brought into view, again and again
+const PARTS_SEEN = [0, 0.25, 0.5, 0.75, 1]; // of an element that stays in view: each change of these is looked at
 const SOUGHT = 5000, PATIENCE = 600_000; // the same at whether a copied command runs yet, and how long it is looked for
 
 const TABLE = "width:100%;border-collapse:collapse;margin:2px 0", CELL = "text-align:left;padding:1px 6px 1px 0;" +
@@ -33,6 +33,18 @@ const TABLE = "width:100%;border-collapse:collapse;margin:2px 0", CELL = "text-a
 /** @type {WeakMap<GraphNode, View>} */
 const views = new WeakMap(); // Train LoRA, or a node that stands for a subgraph with one -> its view
 const root = () => app.graph; // none yet while the editor loads
+
+// Bring an element into view, again and again, until a person acts.
+/** @param {Element} element */
+function keepInView(element) {
+  element.scrollIntoView();
+  const look = new IntersectionObserver(([seen]) => {
+    if (seen.intersectionRatio < 1) element.scrollIntoView();
+  }, { threshold: PARTS_SEEN });
+  look.observe(element);
+  for (const act of ["pointerdown", "wheel", "keydown"])
+    addEventListener(act, () => look.disconnect(), { once: true, capture: true });
+}
 
 class View {
   #node;
@@ -148,8 +160,7 @@ class View {
     this.#failure = failure;
     this.#draw();
     // In a form it is the last of all, and the editor takes room there to say that something failed.
-    for (const wait of failure && isForm() ? LOOKS : [])
-      setTimeout(() => this.#parts.status.scrollIntoView(), wait);
+    if (failure && isForm()) keepInView(this.#parts.status);
   }
 
   // Whether the run whose command was copied may begin soon.

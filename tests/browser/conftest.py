@@ -142,6 +142,15 @@ class Editor:
         """Wait until the editor has drawn what it was told."""
         self.run(STILL)
 
+    def close_tours(self, seen: str) -> None:
+        """Wait until what a script looks for is seen, and close what the editor itself lays over it meanwhile."""
+        for _ in range(600):  # five minutes, as every wait of a page here
+            if self.run(seen):
+                return
+            self.page.keyboard.press("Escape")
+            self.page.wait_for_timeout(500)
+        pytest.fail(f"not seen in five minutes: {seen}")
+
     def screenshot(self, name: str) -> None:
         """Keep a picture of the page."""
         SCREENSHOTS.mkdir(exist_ok=True)

@@ -117,7 +117,7 @@ def test_the_start_opens_as_an_app(editor) -> None:
     }""")
     editor.run("async () => await window.app.queuePrompt(0, 1)")
     status.get_by_text("There is no folder 'no such folder'").wait_for()
-    editor.page.wait_for_function(IN_VIEW)
+    editor.close_tours(IN_VIEW)
     editor.settle()
     editor.screenshot(f"app-{editor.version}")
     editor.run(COMMAND, "Comfy.ToggleLinear")
