@@ -36,8 +36,11 @@ export class ComparedPage {
 
   /** @param {HTMLElement} host @param {string[]} names */
   async #read(host, names) {
+    const wait = make("div", "", t("Reading the runs …"));
+    host.append(wait);
     const answers = await Promise.all(names.map(readRun));
     if (!host.isConnected) return;
+    wait.remove();
     const runs = answers.filter((run) => run.error === undefined);
     const refused = answers.filter((run) => run.error !== undefined);
     const coloured = runs.map((run, i) => ({ run, colour: COLOURS[i % COLOURS.length] }));
@@ -169,8 +172,10 @@ export function differences(runs) {
     group.settings.set(name, setting);
     setting.values[i] = [setting.values[i], shown(value)].filter(Boolean).join(", ");
   };
+  // Of runs that all went to their end, Train LoRA's own setting says the same.
+  const cut = runs.some(({ run }) => run.steps !== run.settings["train.steps"]);
   for (const [i, { run }] of runs.entries()) {
-    put("", t("Run"), t("steps"), "", i, run.steps);
+    if (cut) put("", t("Run"), t("steps"), "", i, run.steps);
     put("", t("Run"), t("pictures"), "", i, run.pictures);
     for (const { node, title, number, settings } of run.nodes)
       for (const { name, input, words } of settings) {

@@ -72,8 +72,9 @@ ALONE = """id => {
 
 # The renderer that a newcomer of each frontend sees; the other two pairs are for --thorough, beyond first sight.
 STARTS_WITH = {"comfyui": "litegraph", "newest": "vue"}
-# Tests whose answer is the server's, the same to both, and the frontend that they have in every run.
+# Tests whose answer is the server's or our page's, the same on both, and the frontend that they have in every run.
 ONCE = {
+    "test_every_preset_is_set_as_its_table_says": "newest",
     "test_a_subgraph_shows_its_run_outside_also_after_comfyui_was_killed": "newest",
     "test_what_a_restart_cut_off_is_offered_until_it_is_answered": "comfyui",
     "test_of_several_datasets_the_one_whose_folder_is_named_is_meant": "newest",
