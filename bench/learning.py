@@ -51,6 +51,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "objective": {"preservation": "class", "preservation_trigger": "mossling", "preservation_class": "ring"}
     },
     "regularisation pictures": {},
+    "differential_guidance 3": {"objective": {"differential_guidance": 3.0}},
     "flow model": {},
     "flow model, weighting cos_map": {"objective": {"weighting": "cos_map"}},
     "flow model, weighting sigma_sqrt": {"objective": {"weighting": "sigma_sqrt"}},

@@ -71,7 +71,7 @@ class Target(Term):
     def __init__(self, target: Tensor) -> None:
         self.own = target
 
-    def target(self, target: Tensor, seen: Pass) -> Tensor:
+    def target(self, target: Tensor, seen: Pass, prediction: Tensor) -> Tensor:
         """Its own."""
         return self.own
 

@@ -132,7 +132,7 @@ TERMS = {
         {"preservation": "class", "preservation_trigger": "thing", "preservation_class": "cat"},
         None,
     ),
-    "guidance": ({"guidance_loss": 2.0}, None),
+    "guidance": ({"guidance_loss": 2.0, "differential_guidance": 3.0}, None),
     "uncertainty": ({"uncertainty_rate": 0.01}, None),
     "slider of prompts": ({"slider": "prompts", "slider_positive": "old", "slider_negative": "young"}, None),
     "slider of pairs": ({}, paired),

@@ -204,7 +204,14 @@ CASES = {
     "guidance, preservation, ranks by timestep, uncertainty": (
         {"dropout": 0.2, "timestep_rank": 1},
         {},
-        {"objective": {"guidance_loss": 3.0, "preservation": "blank", "uncertainty_rate": 0.05}},
+        {
+            "objective": {
+                "guidance_loss": 3.0,
+                "differential_guidance": 2.0,
+                "preservation": "blank",
+                "uncertainty_rate": 0.05,
+            }
+        },
         lambda: (inside(1, 1), after(2)),
     ),
     "slider": (

@@ -308,6 +308,17 @@ class ObjectiveConfig(Config):
         acts_with=("slider", SLIDING),
     )
 
+    differential_guidance: float = row(
+        0.0,
+        "Learns past the target: moves it away from the prediction by this factor; 3 is usual. With loss mse it only "
+        "multiplies gradients, which AdamW and its kin divide out. The shown loss grows by its square. 0 (default) = "
+        "off, as is 1.",
+        span=(0, 100, 0.5),
+        advanced=True,
+        optional=True,
+    )
+
+
     @property
     def weighted(self) -> bool:
         """Tell whether noise levels weigh differently."""

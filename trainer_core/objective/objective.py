@@ -75,10 +75,10 @@ class Objective:
         """
         draws = seen.draws
         target = draws.latents if self.config.loss_on == "x0" else draws.target
+        prediction = seen.compared(prediction)
         # In the order of KINDS: a later term sees the target as an earlier one has moved it.
         for term in self.terms:
-            target = term.target(target, seen)
-        prediction = seen.compared(prediction)
+            target = term.target(target, seen, prediction)
         losses = sample_losses(prediction, target, draws.mask, draws.normalize, self.config.loss, draws.huber_c)
         # Added before the weights, so that concept and level weigh both parts alike.
         for term in self.terms:

@@ -672,6 +672,19 @@ def test_a_job_of_ai_toolkit_becomes_a_graph_with_comfyuis_loaders(tmp_path):
     assert run.dataset.concepts[0].resolutions == ("512", "768") and run.sample.prompts == ("a cat --ci x.png",)
 
 
+def test_differential_guidance_of_ai_toolkit_counts_beside_its_guidance_loss(tmp_path):
+    def read(settings):
+        found = read_foreign(saved(tmp_path, "a.yaml", JOB.replace("odd: 3", settings)))
+        assert found.left == ["sample prompt --odd = '3'"]
+        return found.values.get("objective", {}), " ".join(map(str, found.open))
+
+    objective, said = read("do_guidance_loss: true, do_differential_guidance: true")
+    assert (objective["guidance_loss"], objective["differential_guidance"]) == (3.0, 3.0) and "guidance" not in said
+    objective, said = read("do_differential_guidance: true, differential_guidance_scale: 4")
+    assert "differential_guidance" not in objective
+    assert "which is off in this job; set differential_guidance of Noise & Loss to 4 to have it here." in said
+
+
 def test_what_a_file_leaves_open_is_named_at_its_node(tmp_path):
     found = bring(saved(tmp_path, "a.toml", "network_dim = 8\nnetwork_alpha = 4\nmax_train_steps = 10\n"))
     kinds = {str(node["id"]): node["type"] for node in found.workflow["nodes"]}
@@ -788,6 +801,8 @@ KINDS = {  # section.name = value, of one concept concepts.name -> the programs 
     "scheduler.name=cosine_with_restarts scheduler.cycles=3": "sd-scripts onetrainer",
     "scheduler.min_lr_ratio=0.1": "sd-scripts ai-toolkit onetrainer",
     "objective.loss=l1 objective.noise_offset=0.05": "sd-scripts ai-toolkit onetrainer",
+    "objective.guidance_loss=3.5 objective.differential_guidance=2.0": "ai-toolkit",
+    "objective.differential_guidance=2.0": "",
     "objective.weighting=debiased": "sd-scripts onetrainer",
     "objective.weighting=p2": "onetrainer",
     "objective.min_timestep=100 objective.max_timestep=899": "sd-scripts onetrainer",

@@ -1,7 +1,8 @@
 """What guides a run beside its pictures: a list of terms, made of its settings; everybody asks the list.
 
 prior: the frozen model's prediction as a target · slider: two prompts, or pairs of pictures · guidance: a prediction
-without a caption · preservation: other captions keep their predictions · uncertainty: a learned weight of each level
+without a caption · differential: past the target · preservation: other captions keep their predictions · uncertainty:
+a learned weight of each level
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Collection, Sequence
 
 from ...config import RunConfig
 from ...data.plan import MicroBatch, Plan
-from . import guidance, preservation, prior, slider, uncertainty
+from . import differential, guidance, preservation, prior, slider, uncertainty
 from .term import Strengths, Term
 
-KINDS = (slider, guidance, prior, preservation, uncertainty)  # in the order in which they move a target
+KINDS = (slider, guidance, prior, differential, preservation, uncertainty)  # in the order in which they move a target
 
 
 def terms_of(config: RunConfig) -> list[Term]:

@@ -19,7 +19,7 @@ class GuidanceLoss(Term):
         """The empty caption."""
         return {BLANK}
 
-    def target(self, target: Tensor, seen: Pass) -> Tensor:
+    def target(self, target: Tensor, seen: Pass, prediction: Tensor) -> Tensor:
         """Move the target away from the prediction without a caption."""
         blank = seen.without_gradients([BLANK] * len(seen.captions))
         # That is blank + scale (target - blank).

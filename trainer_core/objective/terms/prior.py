@@ -15,7 +15,7 @@ from .term import Term
 class PriorPrediction(Term):
     """Held samples learn what the frozen model predicts for them, whatever else moves the target."""
 
-    def target(self, target: Tensor, seen: Pass) -> Tensor:
+    def target(self, target: Tensor, seen: Pass, prediction: Tensor) -> Tensor:
         """Give held samples the frozen model's prediction as their target."""
         held = seen.draws.held
         if held is None:

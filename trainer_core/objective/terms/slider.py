@@ -55,7 +55,7 @@ class PromptSlider(Term):
         """The strength alternates from micro-batch to micro-batch."""
         return ((slider_sign(micro_batch.index), micro_batch),)
 
-    def target(self, target: Tensor, seen: Pass) -> Tensor:
+    def target(self, target: Tensor, seen: Pass, prediction: Tensor) -> Tensor:
         """Move the frozen model's prediction from the negative towards the positive prompt, or the other way."""
         # The network runs at the sign's strength, so the target moves to the same side.
         own, prompts = seen.frozen(), self.pair(seen.index)

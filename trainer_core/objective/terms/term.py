@@ -40,8 +40,9 @@ class Term:
     def begin(self, path: AffinePath, seed: int, device: torch.device) -> None:
         """Build what it trains along, before the first step."""
 
-    def target(self, target: Tensor, seen: Pass) -> Tensor:
-        """Move the target of a prediction, (B, C, *axes)."""
+    def target(self, target: Tensor, seen: Pass, prediction: Tensor) -> Tensor:
+        """Move the target of a prediction, (B, C, *axes) both."""
+        del seen, prediction
         return target
 
     def beside_the_target(self, prediction: Tensor, seen: Pass) -> Tensor | None:

@@ -42,6 +42,7 @@ TRAIN = {
     "content_or_style": "balanced", "diff_output_preservation_multiplier": 1.0,
     "diff_output_preservation_class": "", "noise_offset": 0.0, "max_denoising_steps": 999, "reg_weight": 1.0,
     "blank_prompt_preservation_multiplier": 1.0, "num_train_timesteps": 1000, "loss_target": "noise",
+    "guidance_loss_target": 3.0, "differential_guidance_scale": 3.0,
 }  # fmt: skip
 SAVE = {"save_every": 1000, "dtype": "float16", "max_step_saves_to_keep": 5}
 SAMPLE = {"sample_every": 100, "width": 512, "height": 512, "guidance_scale": 7, "sample_steps": 20, "seed": 0}
@@ -245,7 +246,30 @@ def _train(found: Imported, given: Given, trigger: str, *, second: bool) -> None
         found.put("objective.preservation", "blank")
         found.put("objective.preservation_weight", number(found, given, "blank_prompt_preservation_multiplier") or 1.0)
     given.ignore(("blank_prompt_preservation_multiplier",))
+    _guidance(found, given)
     _levels(found, given)
+
+
+def _guidance(found: Imported, given: Given) -> None:
+    """Read what moves the target; differential guidance stands inside of the guidance loss there."""
+    past, scale = on(given.take("do_differential_guidance")), number(found, given, "differential_guidance_scale") or 0.0
+    if on(given.take("do_guidance_loss")):
+        target = given.take("guidance_loss_target")
+        if isinstance(target, list):  # drawn anew for each picture
+            found.leave("train.guidance_loss_target", target)
+        else:
+            put_number(found, given, "guidance_loss_target", "objective.guidance_loss")
+        if past:
+            found.put("objective.differential_guidance", scale)
+    elif past:
+        found.open.append(
+            say(
+                "ai-toolkit computes differential guidance only beside its guidance loss, which is off in this job; "
+                "set {0} to {1} to have it here.",
+                named("objective.differential_guidance"),
+                f"{scale:g}",
+            )
+        )
 
 
 def _optimizer(found: Imported, kind: str) -> str:

@@ -447,6 +447,11 @@ def _for_ai_toolkit(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
             "diff_output_preservation_class": sheet.take("objective.preservation_class"),
             "diff_output_preservation_multiplier": sheet.take("objective.preservation_weight"),
         }
+    if objective.guidance_loss:
+        step |= {"do_guidance_loss": True, "guidance_loss_target": sheet.take("objective.guidance_loss")}
+        if objective.differential_guidance:  # stands inside of the other there
+            scale = sheet.take("objective.differential_guidance")
+            step |= {"do_differential_guidance": True, "differential_guidance_scale": scale}
     if config.optimizer.ema_decay:
         step["ema_config"] = {"use_ema": True, "ema_decay": sheet.take("optimizer.ema_decay")}
     model: dict[str, Any] = {"name_or_path": sheet.take("base_model.path")}
