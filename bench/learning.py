@@ -52,6 +52,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "regularisation pictures": {},
     "differential_guidance 3": {"objective": {"differential_guidance": 3.0}},
+    "nearest_noise 4": {"objective": {"nearest_noise": 4}},
+    "nearest_noise 64": {"objective": {"nearest_noise": 64}},
     "flow model": {},
     "flow model, weighting cos_map": {"objective": {"weighting": "cos_map"}},
     "flow model, weighting sigma_sqrt": {"objective": {"weighting": "sigma_sqrt"}},

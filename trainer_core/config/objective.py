@@ -27,6 +27,7 @@ WEIGHTINGS: dict[str, tuple[str, ...]] = {  # with the kinds of prediction that 
 }  # their formulas are in objective/weighting.py
 HUBER = ("huber", "smooth_l1", "huber_true")
 MIN_SNR = ("min_snr", "soft_min_snr")
+MOST_NOISES = 256  # of which the nearest is taken
 PRESERVING = ("blank", "class")
 SLIDING = ("prompts",)
 
@@ -318,6 +319,14 @@ class ObjectiveConfig(Config):
         optional=True,
     )
 
+    nearest_noise: int = row(
+        1,
+        "Draws this many noises for each picture and takes the one nearest to it, so that noise and picture are less "
+        "mixed up (immiscible diffusion, kNN); 4 to 64 is usual. 1 (default) = off.",
+        span=(1, MOST_NOISES),
+        advanced=True,
+        optional=True,
+    )
 
     @property
     def weighted(self) -> bool:

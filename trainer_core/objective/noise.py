@@ -1,4 +1,4 @@
-"""Draw the noise of a micro-batch: Gaussian, with offset, pyramid noise and input perturbation."""
+"""Draw the noise of a micro-batch: Gaussian, the nearest of several, offset, pyramid, and more noise in the input."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ..common.axes import like
 from ..common.rng import generator
 from .path import path_length
 
+POOLED = 8  # sides that latents and noises are shrunk to before they are compared
+POOL = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}  # by the number of axes
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}  # torch's names, by the number of axes
 
 
@@ -34,8 +36,12 @@ def sample_noise(
     offset: float | Tensor = 0.0,
     pyramid_iterations: int = 0,
     pyramid_discount: float = 0.3,
+    latents: Tensor | None = None,
+    choices: int = 1,
 ) -> Tensor:
     """Draw (B, C, *axes) float32 Gaussian noise; each sample's depends on the seed and its own index only.
+
+    latents: (B, C, *axes), of which each sample takes the nearest of `choices` noises.
 
     offset: number or (B, C), factor of one Gaussian value added to each channel
     (https://www.crosslabs.org/blog/diffusion-with-offset-noise). pyramid_iterations: levels of `add_pyramid`, after
@@ -44,7 +50,11 @@ def sample_noise(
     strengths = torch.as_tensor(offset).expand(shape[0], shape[1])
     samples = []
     for i, strength in enumerate(strengths):
-        sample = torch.randn(*shape[1:], generator=generator(seed, "noise", micro_batch, i))
+        draws = generator(seed, "noise", micro_batch, i)
+        if latents is None or choices == 1:
+            sample = torch.randn(*shape[1:], generator=draws)
+        else:
+            sample = nearest_noise(latents[i], draws, choices)
         if strength.any():
             moved = strength * torch.randn(shape[1], generator=generator(seed, "offset", micro_batch, i))
             sample += like(moved, sample)
@@ -54,6 +64,24 @@ def sample_noise(
             sample /= sample.std()
         samples.append(sample)
     return torch.stack(samples)
+
+
+def nearest_noise(latents: Tensor, draws: torch.Generator, choices: int) -> Tensor:
+    """Draw noises of the shape of (C, *axes) latents, and take the one with the least squared distance to them.
+
+    Neighbouring pictures then have neighbouring noises (immiscible diffusion, Li et al. 2024, arXiv 2406.12303, here
+    the nearest of k). Both are averaged over POOLED cells along each axis first: noises of many pixels all lie equally
+    far, and what latents and noise can share are areas.
+    """
+    sizes = [min(POOLED, side) for side in latents.shape[1:]]
+    pool = POOL[len(sizes)]
+    wanted, best, least = pool(latents.float(), sizes), latents, float("inf")
+    for _ in range(choices):  # one at a time, so that memory stays that of two
+        noise = torch.randn(latents.shape, generator=draws)
+        distance = float((pool(noise, sizes) - wanted).square().sum())
+        if distance < least:
+            best, least = noise, distance
+    return best
 
 
 def add_pyramid(noise: Tensor, draws: torch.Generator, iterations: int, discount: float) -> Tensor:

@@ -143,6 +143,8 @@ class Objective:
             self._offsets(batch, levels),
             config.pyramid_iterations,
             config.pyramid_discount,
+            batch.latents,
+            config.nearest_noise,
         )
 
     def _offsets(self, batch: Batch, levels: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from lora_atelier.trainer_core.common.rng import generator
 from lora_atelier.trainer_core.config import ObjectiveConfig
@@ -335,3 +336,32 @@ def test_pure_noise_has_its_share_under_a_uniform_ratio():
     cumulative = level_probabilities(ObjectiveConfig(timestep_distribution="snr_uniform"), path_of(True))
     assert 0.01 < cumulative[999] - cumulative[998] < 0.2
     assert path_of(True).positive_snr[-1].item() == pytest.approx(LEAST_ALPHA)
+
+
+@pytest.mark.parametrize("axes", [(40,), (13, 24), (3, 9, 8)], ids=str)
+def test_the_nearest_of_several_noises_is_taken(axes):
+    latents = 2 * torch.randn(2, 3, *axes, generator=torch.Generator().manual_seed(0))
+    found = sample_noise(5, 7, latents.shape, latents=latents, choices=6)
+
+    def pooled(tensor: Tensor) -> Tensor:
+        for axis, side in enumerate(tensor.shape[1:], 1):
+            cells = min(8, side)
+            edges = [(i * side // cells, -(-(i + 1) * side // cells)) for i in range(cells)]
+            tensor = torch.stack([tensor.narrow(axis, a, b - a).mean(axis) for a, b in edges], axis)
+        return tensor
+
+    chosen = []
+    for i, each in enumerate(latents):
+        draws = generator(5, "noise", 7, i)
+        noises = [torch.randn(each.shape, generator=draws) for _ in range(6)]
+        distances = [float((pooled(noise) - pooled(each)).square().sum()) for noise in noises]
+        chosen.append(distances.index(min(distances)))
+        assert torch.equal(found[i], noises[chosen[-1]])
+    assert any(chosen)  # not the plain draw of each
+
+
+def test_one_choice_of_noise_is_the_plain_one_and_offsets_come_after_the_choice():
+    latents = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(sample_noise(5, 7, latents.shape, latents=latents), sample_noise(5, 7, latents.shape))
+    moved, plain = (sample_noise(5, 7, latents.shape, offset, latents=latents, choices=4) for offset in (0.5, 0.0))
+    assert torch.allclose((moved - plain).std(dim=(2, 3)), torch.zeros(2, 3), atol=1e-6)

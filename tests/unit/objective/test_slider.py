@@ -179,6 +179,7 @@ def test_a_run_without_a_second_direction_is_refused(part, said):
             {"dataset": DatasetConfig(concepts=(SMILES, SMILES.replace(role="prior_prediction")))},
             "smiles should stay as they are at both ends of the slider, as their role is prior_prediction; set its rol",
         ),
+        ({"objective": ObjectiveConfig(nearest_noise=4)}, "cannot be the nearest to each; set nearest_noise of Noise"),
     ],
 )
 def test_pairs_that_make_no_slider_are_refused(part, said):

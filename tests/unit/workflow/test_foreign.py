@@ -803,6 +803,7 @@ KINDS = {  # section.name = value, of one concept concepts.name -> the programs 
     "objective.loss=l1 objective.noise_offset=0.05": "sd-scripts ai-toolkit onetrainer",
     "objective.guidance_loss=3.5 objective.differential_guidance=2.0": "ai-toolkit",
     "objective.differential_guidance=2.0": "",
+    "objective.nearest_noise=16": "ai-toolkit",
     "objective.weighting=debiased": "sd-scripts onetrainer",
     "objective.weighting=p2": "onetrainer",
     "objective.min_timestep=100 objective.max_timestep=899": "sd-scripts onetrainer",

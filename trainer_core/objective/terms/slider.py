@@ -117,6 +117,11 @@ def check_slider(config: RunConfig) -> None:
 
 def _check_pairs(config: RunConfig) -> None:
     """Raise ValueError for a second slider, and for concepts that have not the end that their role asks for."""
+    if config.objective.nearest_noise > 1:
+        raise ValueError(
+            "Both pictures of a pair share one noise, which cannot be the nearest to each; set "
+            f"{setting('objective.nearest_noise')} to 1."
+        )
     if config.objective.slider != "off":
         raise ValueError(
             f"Two prompts and pairs of pictures would be two sliders; set {setting('objective.slider')} to off, or "

@@ -12,6 +12,7 @@ from typing import Any
 from ...common.wording import say
 from ...config import OPTIMIZERS
 from ...config import setting as named
+from ...config.objective import MOST_NOISES
 from ...config.optimizer import RATES
 from .imported import (
     Given,
@@ -42,7 +43,7 @@ TRAIN = {
     "content_or_style": "balanced", "diff_output_preservation_multiplier": 1.0,
     "diff_output_preservation_class": "", "noise_offset": 0.0, "max_denoising_steps": 999, "reg_weight": 1.0,
     "blank_prompt_preservation_multiplier": 1.0, "num_train_timesteps": 1000, "loss_target": "noise",
-    "guidance_loss_target": 3.0, "differential_guidance_scale": 3.0,
+    "optimal_noise_pairing_samples": 1, "guidance_loss_target": 3.0, "differential_guidance_scale": 3.0,
 }  # fmt: skip
 SAVE = {"save_every": 1000, "dtype": "float16", "max_step_saves_to_keep": 5}
 SAMPLE = {"sample_every": 100, "width": 512, "height": 512, "guidance_scale": 7, "sample_steps": 20, "seed": 0}
@@ -230,6 +231,9 @@ def _train(found: Imported, given: Given, trigger: str, *, second: bool) -> None
         v = found.values.get("base_model", {}).get("prediction") == "v_prediction"  # which it weighs like noise
         found.leave("train.min_snr_gamma", gamma) if v else found.put("objective.min_snr_gamma", gamma)
     put_number(found, given, "noise_offset", "objective.noise_offset")
+    choices = whole(number(found, given, "optimal_noise_pairing_samples") or 1)
+    if choices > 1:
+        found.put("objective.nearest_noise", min(choices, MOST_NOISES))
     precision = PRECISIONS.get(str(given.take("dtype")))
     found.put("base_model.precision", precision) if precision else found.leave("train.dtype", given.take("dtype"))
     if on(given.take("gradient_checkpointing")):

@@ -447,6 +447,8 @@ def _for_ai_toolkit(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
             "diff_output_preservation_class": sheet.take("objective.preservation_class"),
             "diff_output_preservation_multiplier": sheet.take("objective.preservation_weight"),
         }
+    if objective.nearest_noise > 1:
+        step["optimal_noise_pairing_samples"] = sheet.take("objective.nearest_noise")
     if objective.guidance_loss:
         step |= {"do_guidance_loss": True, "guidance_loss_target": sheet.take("objective.guidance_loss")}
         if objective.differential_guidance:  # stands inside of the other there
