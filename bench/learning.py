@@ -57,6 +57,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "flow model": {},
     "flow model, weighting cos_map": {"objective": {"weighting": "cos_map"}},
     "flow model, weighting sigma_sqrt": {"objective": {"weighting": "sigma_sqrt"}},
+    "flow model, mixflow 0.8": {"objective": {"mixflow": 0.8}},
+    "flow model, beta 1 2": {"objective": {"timestep_distribution": "beta", "beta_a": 1.0, "beta_b": 2.0}},
+    "flow model, mixflow 0.8, beta 1 2": {
+        "objective": {"mixflow": 0.8, "timestep_distribution": "beta", "beta_a": 1.0, "beta_b": 2.0}
+    },
 }
 FLOW = tuple(name for name in VARIANTS if name.startswith("flow model"))
 FLOW_STEPS, FLOW_RANK, FLOW_RATE, FIGURES = 500, 64, 4e-3, 6  # it learns more slowly, beside plain figures

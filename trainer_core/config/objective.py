@@ -327,6 +327,15 @@ class ObjectiveConfig(Config):
         advanced=True,
         optional=True,
     )
+    mixflow: float = row(
+        0.0,
+        "For flow models, against their own errors while sampling: the model sees a picture that is noisier than it "
+        "is told, by up to this share of the way to pure noise. 0.8 as published, with timestep_distribution beta, "
+        "beta_a 1 and beta_b 2. 0 (default) = off.",
+        span=(0, 1, 0.1),
+        advanced=True,
+        optional=True,
+    )
 
     @property
     def weighted(self) -> bool:
@@ -368,6 +377,11 @@ class ObjectiveConfig(Config):
         self._check_slider()
         if self.loss_on == "x0" and self.guidance_loss:
             raise ValueError(f"guidance_loss is of predictions; set {self.named('loss_on')} to prediction.")
+        if self.loss_on == "x0" and self.mixflow:
+            raise ValueError(
+                "With mixflow the picture that a prediction implies is not the one that it was given; set "
+                f"{self.named('loss_on')} to prediction."
+            )
         if self.loss_on == "x0" and self.weighted:
             raise ValueError(
                 f"loss_on x0 is a diagnostic with its own weighting; set {self.named('weighting')} to min_snr and "

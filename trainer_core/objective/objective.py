@@ -14,7 +14,7 @@ from .draws import Batch, Draws
 from .loss import huber_thresholds, reduction_factor, sample_losses
 from .noise import offset_growth, perturb, sample_noise
 from .passes import Pass
-from .path import AffinePath
+from .path import AffinePath, Mix
 from .terms import Term
 from .timesteps import chosen_levels, level_probabilities, sample_strata, sample_timesteps, shift_of
 from .weighting import SETTINGS, snr_weight
@@ -57,7 +57,7 @@ class Objective:
         return Draws(
             latents=latents,
             levels=levels.to(device),
-            noised=mix.noised(latents, seen.to(device)),
+            noised=self._input(batch, mix).noised(latents, seen.to(device)),
             target=mix.target(latents, noise.to(device)),
             mix=mix,
             weights=(batch.weights * self.level_weights()[levels]).to(device),
@@ -146,6 +146,14 @@ class Objective:
             batch.latents,
             config.nearest_noise,
         )
+
+    def _input(self, batch: Batch, mix: Mix) -> Mix:
+        """Compute the coefficients of what the model sees: with mixflow noisier than the levels that it is told."""
+        most, index = self.config.mixflow, batch.index.micro_batch
+        if not most:
+            return mix
+        draws = [sample_uniform(self.seed, "mixflow", index, i) for i in range(len(batch.latents))]
+        return mix.noisier(most * torch.tensor(draws).to(mix.alpha))
 
     def _offsets(self, batch: Batch, levels: Tensor) -> Tensor:
         """Compute the strength of the noise offset of each sample and channel, (B, C)."""

@@ -38,6 +38,13 @@ class Mix(NamedTuple):
         """Mix clean latents and noise: alpha_t x0 + sigma_t noise."""
         return like(self.alpha, latents) * latents + like(self.sigma, noise) * noise
 
+    def noisier(self, shares: Tensor) -> Mix:
+        """Move levels, (B,), these shares of the way to pure noise; for flow, where the target is the same everywhere.
+
+        MixFlow's slowed interpolation, which at time t shows the model what its own errors leave it with there.
+        """
+        return self._replace(alpha=(1 - shares) * self.alpha, sigma=self.sigma + shares * self.alpha)
+
     def target(self, latents: Tensor, noise: Tensor) -> Tensor:
         """Compute the model's target: p_t x0 + q_t noise (v: Salimans and Ho 2022, appendix D)."""
         if self.kind == "epsilon":

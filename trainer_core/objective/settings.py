@@ -17,6 +17,10 @@ def check_objective(config: RunConfig, noise: NoiseModel) -> None:
             f"weighting {objective.weighting} is not for models that predict {noise.kind}, as this one does; set "
             f"{setting('objective.weighting')} to min_snr."
         )
+    if objective.mixflow and noise.kind != "flow":
+        raise ValueError(
+            f"mixflow is for flow models, and this one predicts {noise.kind}; set {setting('objective.mixflow')} to 0."
+        )
     if objective.noise_offset_strength == "by_timestep" and AffinePath(noise).ends_in_noise:
         raise ValueError(
             "noise_offset_strength by_timestep is undefined where the last timestep is pure noise, as in this model; "

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_atelier.trainer_core.common.rng import generator
+from lora_atelier.trainer_core.common.rng import generator, sample_uniform
 from lora_atelier.trainer_core.config import ObjectiveConfig
 from lora_atelier.trainer_core.models.architectures import ARCHITECTURES
 from lora_atelier.trainer_core.models.base import LevelDefaults
@@ -365,3 +365,18 @@ def test_one_choice_of_noise_is_the_plain_one_and_offsets_come_after_the_choice(
     assert torch.equal(sample_noise(5, 7, latents.shape, latents=latents), sample_noise(5, 7, latents.shape))
     moved, plain = (sample_noise(5, 7, latents.shape, offset, latents=latents, choices=4) for offset in (0.5, 0.0))
     assert torch.allclose((moved - plain).std(dim=(2, 3)), torch.zeros(2, 3), atol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
+def test_mixflow_shows_a_noisier_picture_than_it_tells_and_keeps_the_target(share):
+    latents = torch.randn(4, 3, 9, 8, generator=torch.Generator().manual_seed(0))
+    batch = Batch(index=DrawIndex(micro_batch=2, step=0), latents=latents, weights=torch.ones(4))
+    plain, mixed = (
+        Objective(ObjectiveConfig(mixflow=each), flow_noise(), 3).draw(batch, torch.device("cpu"))
+        for each in (0.0, share)
+    )
+    assert torch.equal(mixed.levels, plain.levels) and torch.equal(mixed.target, plain.target)
+    noise, told = plain.target + latents, (plain.levels + 1) / 1000
+    drawn = torch.tensor([sample_uniform(3, "mixflow", 2, i) for i in range(4)])
+    seen = (told + drawn * share * (1 - told)).view(-1, 1, 1, 1)
+    torch.testing.assert_close(mixed.noised, (1 - seen) * latents + seen * noise, atol=1e-5, rtol=1e-5)

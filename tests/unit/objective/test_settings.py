@@ -52,6 +52,14 @@ def test_a_flow_model_is_told_of_weights_and_noise_that_do_not_suit_it():
         check_objective(run_of(noise_offset=0.1, noise_offset_strength="by_timestep"), flow)
 
 
+def test_mixflow_is_for_flow_models_and_for_their_predictions():
+    check_objective(run_of(mixflow=0.8), flow_noise())
+    with pytest.raises(ValueError, match="mixflow is for flow models, and this one predicts epsilon; set mixflow of"):
+        check_objective(run_of(mixflow=0.8), noise_model("epsilon", False))
+    with pytest.raises(ValueError, match="With mixflow the picture that a prediction implies"):
+        ObjectiveConfig(mixflow=0.8, loss_on="x0")
+
+
 def test_no_shift_leaves_the_keys_of_runs_as_they_were_before_there_were_shifts(monkeypatch):
     seen = []
     monkeypatch.setattr(keys, "_digest", lambda values: seen.append(dict(values["objective"])) or "")

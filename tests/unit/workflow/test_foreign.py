@@ -950,6 +950,10 @@ def test_the_common_part_of_diffusion_pipe_and_simpletuner_is_read(tmp_path):
     assert config.optimizer.part_rates == (2e-4, 0, 0) and config.scheduler.name == "constant"
     (concept,) = config.dataset.concepts
     assert (concept.repeats, concept.resolutions) == (5, ("1000",))
+    flow = {**TUNER, "--model_family": "flux", "--mixflow_enabled": True, "--flow_schedule_shift": 2}
+    read = read_open(read_foreign(saved(tmp_path, "flow.json", json.dumps(flow))).values).objective
+    assert (read.mixflow, read.timestep_distribution, read.beta_a, read.beta_b) == (0.8, "beta", 1, 2)
+    assert read.timestep_shift == 2
 
 
 ODD = (None, [], {}, "", "abc", True, -1, 0.5, 10**30, float("inf"), float("nan"), "1e999", [None], "\0", "é" * 3000)

@@ -158,7 +158,13 @@ def _loss(found: Imported, given: Given) -> None:
     if not found.family:
         given.ignore(("flow_sigmoid_scale", "flow_schedule_shift"))
         return
-    if on(given.take("flow_use_uniform_schedule")):
+    if on(given.take("mixflow_enabled")):  # with levels of its own
+        share = number(found, given, "mixflow_gamma")
+        found.put("objective.mixflow", 0.8 if share is None else share)
+        for setting, value in (("timestep_distribution", "beta"), ("beta_a", 1.0), ("beta_b", 2.0)):
+            found.put(f"objective.{setting}", value)
+        given.ignore(("flow_use_uniform_schedule", "flow_use_beta_schedule"))
+    elif on(given.take("flow_use_uniform_schedule")):
         found.put("objective.timestep_distribution", "uniform")
     elif on(given.take("flow_use_beta_schedule")):
         found.put("objective.timestep_distribution", "beta")
