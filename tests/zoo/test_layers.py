@@ -264,6 +264,14 @@ def test_numbers_for_blocks_follow_the_blocks(models):
         choose_layers(base, LoraConfig(block_ranks=(8, 4)), ["lora_unet"])
 
 
+def test_modulations_have_a_rank_of_their_own(models):
+    chosen = choose_layers(linked(models("flux_dev")), LoraConfig(kind_ranks=("modulation=2", "mlp=0")), ["lora_unet"])
+    ranks = {trained.path: trained.rank for trained in chosen}
+    assert ranks["double_blocks.0.img_mod.lin"] == ranks["single_blocks.0.modulation.lin"] == 2
+    assert ranks["double_blocks.0.img_attn.qkv"] == 16 and "double_blocks.0.img_mlp.0" not in ranks
+    assert not [path for path in ranks if "blocks" not in path]
+
+
 @pytest.mark.parametrize("how", ["mixed", "packed"])
 def test_quantized_linears_are_layers(how):
     """ComfyUI's mixed precision has linears that are no nn.Linear; others keep bytes of another shape."""

@@ -13,7 +13,8 @@ from .rows import aside, described, row, rows_of
 Preset = Literal["attn-only", "attn-mlp", "full", "full-lin", "unet-transformer-only", "unet-convblock-only"]
 AUTO = "auto"  # the preset that suits the model
 DENOISER_ONLY = ("unet-transformer-only", "unet-convblock-only")  # presets that train no text encoder
-LAYER_FIELDS = ("include", "exclude", "train_norm", "block_ranks", "block_alphas", "block_weights")
+LAYER_FIELDS = ("include", "exclude", "train_norm", "block_ranks", "block_alphas", "block_weights", "kind_ranks")
+LAYER_KINDS = ("attention", "mlp", "modulation", "convolution", "other")
 NUMBERS = ("block_ranks", "block_alphas", "conv_block_ranks", "conv_block_alphas", "block_weights")  # of each block
 MOST_PATTERNS, LONGEST_PATTERN = 200, 200  # of include and exclude; characters
 MOST_NUMBERS = 1000  # of a list for each block
@@ -297,6 +298,14 @@ class LoraConfig(Config):
         acts_with=("algorithm", with_setting("timestep_rank")),
         beside=True,
     )
+    kind_ranks: tuple[str, ...] = row(
+        (),
+        "Rank of kinds of layers, as attention=16, mlp=8, modulation=4; further kinds are convolution (3x3) and other. "
+        "A kind named here is trained even where the preset leaves it out; 0 = not trained. alpha / rank stays. Empty "
+        "(default) = rank everywhere.",
+        advanced=True,
+        optional=True,
+    )
     start: str = aside(default="")  # a LoRA file to continue: layers, ranks and alphas are the file's
     beneath: tuple[BeneathConfig, ...] = ()
     embeddings: tuple[EmbeddingConfig, ...] = ()  # words whose embeddings are trained with the network
@@ -305,6 +314,22 @@ class LoraConfig(Config):
     def ranked(self) -> bool:
         """Whether its layers have a rank that is set."""
         return ALGORITHMS[self.algorithm].rank and not self.full_matrix
+
+    @property
+    def ranks_of_kinds(self) -> dict[str, int]:
+        """Read kind_ranks; raises ValueError for a kind or a rank that there is not."""
+        found: dict[str, int] = {}
+        most = int(rows_of(LoraConfig)["rank"].high)
+        for text in self.kind_ranks:
+            kind, _, rank = (piece.strip() for piece in text.partition("="))
+            is_rank = rank.isascii() and rank.isdecimal() and len(rank) <= len(str(most)) and int(rank) <= most
+            if kind not in LAYER_KINDS or kind in found or not is_rank:
+                raise ValueError(
+                    f"{self.named('kind_ranks')} has {text[:50]!r}; give each kind once, with a rank of 0 to {most}, "
+                    f"as attention=16. The kinds: {', '.join(LAYER_KINDS)}."
+                )
+            found[kind] = int(rank)
+        return found
 
     def check(self) -> None:
         """Raise ValueError for settings that do not go together."""
@@ -367,15 +392,20 @@ def _check_layers(config: LoraConfig) -> None:
     useless: list[tuple[bool, tuple[str, ...], str]] = [  # when, which settings have no effect, and why
         (bool(config.start), (*LAYER_FIELDS, *ranks, *alphas), "an existing LoRA has its own layers and ranks"),
         (
-            config.preset not in (*SPATIAL, AUTO) and not config.include,
+            config.preset not in (*SPATIAL, AUTO) and not config.include and "convolution" not in config.ranks_of_kinds,
             (*ranks, *alphas),
             f"the preset {config.preset} trains no 3x3 convolution (full does)",
         ),
         (bool(config.conv_block_ranks), ranks[:1], "conv_block_ranks sets the rank of every 3x3 convolution"),
+        (
+            "convolution" in config.ranks_of_kinds,
+            ranks,
+            "kind_ranks sets the rank of every 3x3 convolution",
+        ),
         (bool(config.conv_block_alphas), alphas[:1], "conv_block_alphas sets the alpha of every 3x3 convolution"),
         (
             not config.ranked,
-            (*ranks, *alphas, "block_ranks", "block_alphas"),
+            (*ranks, *alphas, "block_ranks", "block_alphas", "kind_ranks"),
             f"{config.algorithm} has no rank here (a block_weights of 0 excludes a block)",
         ),
         (not algorithm.alpha, (*alphas, "block_alphas"), f"{config.algorithm} has no alpha"),

@@ -275,6 +275,7 @@ def network_metadata(
             "conv_block_dims": _list(lora.conv_block_ranks),
             "conv_block_alphas": _list(lora.conv_block_alphas),
             "block_lr_weight": _list(lora.block_weights),
+            "kind_ranks": ",".join(lora.kind_ranks),
         }
         if module == "lycoris.kohya":
             args |= {

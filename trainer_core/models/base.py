@@ -70,6 +70,7 @@ class Layer(NamedTuple):
     comfy: str  # in ComfyUI's state dict
     aliases: tuple[str, ...]  # in LoRA files of other programs, with underscores for dots
     slices: Mapping[str, Slice] = MappingProxyType({})  # by such names
+    kind: str = ""  # one of LAYER_KINDS of config/network.py; "" for norms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,9 +69,19 @@ def choose_layers(base: BaseModel, config: LoraConfig, parts: Collection[str]) -
 
 
 def _matching(trainable: list[Layer], config: LoraConfig) -> list[Layer]:
-    """List the layers of the preset, plus the included ones, minus the excluded ones."""
+    """List the layers of the preset, plus the included ones and those of kinds with a rank, minus the excluded ones."""
     _check_patterns("include", config.include, trainable)
-    chosen = [layer for layer in trainable if _in_preset(layer, config) or _matches(layer, config.include)]
+    kinds = config.ranks_of_kinds
+    if absent := [kind for kind in kinds if all(layer.kind != kind for layer in trainable)]:
+        raise ValueError(
+            f"kind_ranks names {absent[0]}, and the models that are trained have no such layer; take it out of "
+            f"{setting('lora.kind_ranks')}."
+        )
+    chosen = [
+        layer
+        for layer in trainable
+        if _in_preset(layer, config) or _matches(layer, config.include) or kinds.get(layer.kind)
+    ]
     _check_patterns("exclude", config.exclude, chosen)
     return [layer for layer in chosen if not _matches(layer, config.exclude)]
 
@@ -102,14 +112,20 @@ def _check_patterns(setting: str, patterns: Iterable[str], layers: list[Layer]) 
 
 
 def _with_numbers(layers: list[Layer], numbers: dict[str, dict[str, float]], config: LoraConfig) -> list[TrainedLayer]:
-    """Give layers the rank, alpha and learning-rate factor of their block; drop those with rank or factor 0."""
-    weights, sized = numbers["block_weights"], []
+    """Give layers the rank, alpha and learning-rate factor of their block; drop those with rank or factor 0.
+
+    A rank of their kind replaces that of their block, with its alpha / rank; blocks with rank 0 stay left out.
+    """
+    weights, kinds, sized = numbers["block_weights"], config.ranks_of_kinds, []
     for layer in layers:
         rank = numbers["block_ranks"].get(layer.block, config.rank)
         alpha = numbers["block_alphas"].get(layer.block, config.alpha)
         if is_spatial(layer.module):
             rank = numbers["conv_block_ranks"].get(layer.block, rank and (config.conv_rank or rank))
             alpha = numbers["conv_block_alphas"].get(layer.block, config.conv_alpha or alpha)
+        own = kinds.get(layer.kind)
+        if own is not None and rank:
+            rank, alpha = own, alpha * own / rank
         weight = weights.get(layer.block or BASE, 1.0)
         if rank and weight:
             sized.append(trained_layer_of(layer, int(rank), alpha or float(rank))._replace(lr_factor=weight))

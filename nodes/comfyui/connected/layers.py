@@ -60,6 +60,7 @@ def list_layers(model: Any) -> list[Layer]:
                 comfy=f"{names.DENOISER}{path}",
                 aliases=tuple(aliases.get(path, ())),
                 slices=slices.get(path, {}),
+                kind=_kind(path, module, presets, find, unet),
             )
         )
     return layers
@@ -192,6 +193,21 @@ def _presets(path: str, module: nn.Module, find: _Blocks) -> frozenset[str]:
         ends = (attends and KEYS.fullmatch(_last(pieces))) or MLP_END.fullmatch(inside)
         presets |= {KEYS_AND_ENDS} if ends else set()
     return frozenset(presets)
+
+
+def _kind(path: str, module: nn.Module, presets: frozenset[str], find: _Blocks, unet: bool) -> str:
+    """Find the kind of a layer, as `Layer.kind`; outside of blocks is what embeds, and the last layer."""
+    if not presets or not is_matrix(module):
+        return ""
+    if is_spatial(module):
+        return "convolution"
+    if "attn-only" in presets:
+        return "attention"
+    if unet:
+        return "mlp" if ".ff." in path else "modulation" if ".emb_layers." in path else "other"
+    if "attn-mlp" in presets:
+        return "mlp"
+    return "modulation" if any(map(MODULATION.fullmatch, find.inside(path).split("."))) else "other"
 
 
 def _in_mlp(pieces: list[str]) -> bool:

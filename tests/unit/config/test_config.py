@@ -146,6 +146,8 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (c.LoraConfig, {"preset": "full", "conv_rank": 4, "conv_block_ranks": (4,)}, "conv_rank has no effect"),
     (c.LoraConfig, {"preset": "full", "conv_alpha": 4, "conv_block_alphas": (4,)}, "conv_alpha has no effect"),
     (c.LoraConfig, {"algorithm": "ia3", "block_ranks": (4,)}, "ia3 has no rank"),
+    (c.LoraConfig, {"algorithm": "ia3", "kind_ranks": ("mlp=4",)}, "kind_ranks has no effect: ia3 has no rank"),
+    (c.LoraConfig, {"preset": "full", "conv_rank": 4, "kind_ranks": ("convolution=4",)}, "conv_rank has no effect"),
     (c.LoraConfig, {"algorithm": "ia3", "preset": "full"}, "preset has no effect"),
     (c.LoraConfig, {"algorithm": "full", "preset": "full", "conv_rank": 4}, "full has no rank"),
     (c.LoraConfig, {"algorithm": "lokr", "full_matrix": True, "block_ranks": (4,)}, "lokr has no rank"),

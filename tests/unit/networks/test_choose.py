@@ -227,6 +227,44 @@ def test_weights_of_blocks_are_factors_of_the_learning_rate(unets, clip_l):
     assert {layer.lr_factor for layer in network.layers.values()} == {3}
 
 
+def test_a_kind_of_layer_has_a_rank_of_its_own(unets, clip_l):
+    lora = {"rank": 8, "alpha": 4, "block_ranks": (0,) + (8,) * 23 + (2,)}
+    kinds = ("attention = 6", "mlp=0", "modulation=2")  # the preset leaves the modulations out
+    chosen = choose(unets["sd1"], {"lora_te": (clip_l, 12)}, preset="attn-mlp", kind_ranks=kinds, **lora)
+    found = {t.path: (t.rank, t.alpha) for t in chosen}
+    block = "down_blocks.0.attentions.0"
+    assert found[f"{block}.transformer_blocks.0.attn2.to_q"] == (6, 3)  # alpha / rank stays
+    assert found[f"{block}.proj_in"] == (8, 4)  # of no kind that is named
+    assert found["up_blocks.3.attentions.2.transformer_blocks.0.attn1.to_v"] == (6, 12)  # its block: 4 / 2
+    assert found["mid_block.resnets.1.time_emb_proj"] == (2, 1)
+    assert found["text_model.encoder.layers.3.self_attn.q_proj"] == (6, 3)
+    assert not [
+        path for path in found if ".ff." in path or ".fc" in path or ".conv" in path or "time_embedding" in path
+    ]
+    convolutions = choose(unets["sd1"], kind_ranks=("convolution=3", "attention=0", "mlp=0", "other=0"))
+    assert {(t.module.kernel_size, t.rank) for t in convolutions} == {((3, 3), 3)} and len(convolutions) == 52
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sentence"),
+    [
+        (("attn=4",), "kind_ranks of LoRA Config has 'attn=4'; give each kind once, with a rank of 0 to 4096"),
+        (("mlp=4", "mlp=5"), "'mlp=5'"),
+        (("mlp=4097",), "'mlp=4097'"),
+        (("mlp",), "'mlp'"),
+        (("mlp=-1",), "'mlp=-1'"),
+    ],
+)
+def test_ranks_of_kinds_are_read_strictly(ranks, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        LoraConfig(kind_ranks=ranks)
+
+
+def test_a_kind_that_no_model_has_is_named(clip_l):
+    with pytest.raises(ValueError, match="kind_ranks names modulation, and the models that are trained have no such"):
+        choose(None, {"lora_te": (clip_l, 12)}, kind_ranks=("modulation=4",))
+
+
 def test_a_list_of_another_length_prints_the_layout_unless_it_is_all_equal(unets):
     with pytest.raises(
         ValueError, match=r"^block_ranks has 25 numbers, and .* takes 23 numbers, in the order EMB IN00 .* L"

@@ -82,6 +82,7 @@ def unet_layers(unet: nn.Module, *, original: bool = False) -> list[Layer]:
                 presets=_unet_presets(path, module) if trainable else frozenset(),
                 comfy=f"diffusion_model.{ldm_path}",
                 aliases=_aliases(PREFIXES, {path, ldm_path}),
+                kind=_kind(path, module),
             )
         )
     return layers
@@ -115,6 +116,7 @@ def text_layers(text: ClipEncoder, part: TextPart, *, first: bool = True, only: 
                 presets=presets if trainable else frozenset(),
                 comfy=f"text_encoders.{part.comfy}.transformer.{path}",
                 aliases=_aliases(prefixes, {path, path.removeprefix("text_model.")}),
+                kind=("mlp" if path.endswith((".fc1", ".fc2")) else "attention") if projection else "",
             )
         )
     return layers
@@ -174,6 +176,17 @@ def _unet_presets(path: str, module: nn.Module) -> frozenset[str]:
     matrix = isinstance(module, nn.Linear | nn.Conv2d)
     presets = frozenset(preset for preset in PRESETS if _in_preset(preset, path, module))
     return presets | {KEYS_AND_ENDS} if matrix and path.endswith(ENDS) else presets
+
+
+def _kind(path: str, module: nn.Module) -> str:
+    """Find the kind of a layer of the UNet, as `Layer.kind`; what scales by the time is a modulation."""
+    if not isinstance(module, nn.Linear | nn.Conv2d) or path.startswith("add_embedding"):
+        return ""
+    if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
+        return "convolution"
+    if ".attn1." in path or ".attn2." in path:
+        return "attention"
+    return "mlp" if ".ff." in path else "modulation" if path.endswith(".time_emb_proj") else "other"
 
 
 def _in_preset(preset: Preset, path: str, module: nn.Module) -> bool:
