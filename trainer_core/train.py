@@ -199,23 +199,28 @@ def step(run: Run, read: ReadConditioning) -> StepNumbers:
             # Divided by the samples of the whole step: unequal micro-batches give the gradient of one large batch.
             loss, weighed = (each.sum() / share for each in (losses, objective.weigh(losses, draws)))
             # Reports show `loss`; what weighs it further shapes the gradient alone.
-            scaler.scale(weighed * factor).backward()
+            if weighed.requires_grad:  # else only words are trained, and no caption here has one
+                scaler.scale(weighed * factor).backward()
             for apart in objective.apart(seen):  # what should stay as it was, with a backward pass of its own
                 more = apart.sum() / share
-                scaler.scale(more * factor).backward()
+                if more.requires_grad:
+                    scaler.scale(more * factor).backward()
                 losses, loss = losses.detach() + apart.detach(), loss.detach() + more.detach()
         passes.add(micro_batch, draws, losses.detach(), loss.detach(), run)
     passes.total(run)  # of all processes
 
     run.updating = True  # from here on a failure can only be undone
     # Gradients are clipped at their true size, not at that of the scaled loss.
-    scaler.unscale_(run.optimizer)
-    numbers = measured(run, passes, limit_gradients(parameters, run.config.optimizer))
+    moves = any(parameter.grad is not None for parameter in parameters)
+    if moves:
+        scaler.unscale_(run.optimizer)
+    numbers = measured(run, passes, limit_gradients(parameters, run.config.optimizer), moves=moves)
     if numbers.finite:
         # The scaler unscales the run's optimizer alone, so a term divides its own gradients.
         for term in objective.terms:
             term.update(scaler.get_scale())
-        scaler.step(run.optimizer)
+        if moves:
+            scaler.step(run.optimizer)
         network.embeddings.keep_norms()
         if most := run.config.lora.scale_weight_norms:
             numbers.norms = network.limit_norms(most)

@@ -36,6 +36,16 @@ def test_a_word_is_trained_and_a_prompt_finds_it(comfy: ComfyClient, server: Com
     for token in ("circle", "flat"):
         assert f"In prompts write {token} as embedding:atelier/{name}-{token}" in text
 
+    words = changed(changed(graph, "optimizer", **{"name.learning_rate": 0.0}), "train", name=f"{name}-words")
+    words["with"]["inputs"]["prompt"] = f"a embedding:atelier/{name}-words-circle, on blue"
+    alone = comfy.queue(words)
+    assert alone.ok, alone.error
+    (text,) = alone.outputs["train"]["text"]
+    (mine,), (plain,) = comfy.images(alone, "show with"), comfy.images(alone, "show without")
+    assert ImageChops.difference(mine, plain).getbbox() is not None
+    assert f"Saved as {folder / f'{name}-words-circle.safetensors'}" in text and "Only words are trained" in text
+    assert not (server.base / "models" / "loras" / "atelier" / f"{name}-words.safetensors").exists()
+
     other = comfy.queue(changed(graph, "second", token="circle"))
     assert other.status == "error" and other.error.count("Two embeddings have the token circle") == 1
     other = comfy.queue(changed(graph, "second", token="two words"))

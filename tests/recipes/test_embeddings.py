@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from clip_tokenizer import TOKENIZER
+from durable import Cut, cut_at
 from lora_runs import metadata_in
 from prepared import NeverLoaded, estimated
 from safetensors.torch import load_file, save_file
@@ -201,3 +202,50 @@ def test_the_estimate_counts_the_text_encoder_that_runs_live(config):
     assert words.network - without.network == pytest.approx(
         3 * 64 * 4 * 5, abs=64
     )  # weights, gradients, two moments, what is seen of the noise
+
+
+def alone(config, **parts):
+    """Train the words alone."""
+    return change(config, optimizer={"learning_rate": 0}, **parts)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_word_is_trained_alone(config, tmp_path, precision):
+    """Most steps have no caption with the word, so that nothing is to be trained in them."""
+    (concept,) = config.dataset.concepts
+    rare = concept.replace(captions=CaptionConfig(dropout=0.75))
+    config = alone(config, base_model={"precision": precision}, memory={"checkpointing": "full"})
+    config = change(config, dataset={"concepts": (rare,)}, train={"steps": 6, "batch_size": 1, "accumulate": 1})
+    config = config.replace(sample=SampleConfig(prompts=("a thing", "a sky"), width=64, height=64, steps=2))
+    result = run_words(config, tmp_path)
+    samples = [sample for step in range(6) for each in result.plan.step(step) for sample in each.samples]
+    assert "" in {sample.caption for sample in samples} and all(map(math.isfinite, result.losses))
+    assert not result.tensors and not list((tmp_path / "out").glob("*.safetensors"))
+    assert result.path == result.embeddings["thing"] and not torch.equal(
+        vectors(result)["emb_params"], begun(config).expand(3, -1)
+    )
+    assert result.effect.startswith("The embedding changes a prediction by ")
+    untrained = run_words(
+        alone(config, train={"steps": 1}, lora={"embeddings": (THING.replace(learning_rate=1e-8),)}), tmp_path
+    )
+    assert not torch.equal(result.samples[0], untrained.samples[0])
+    assert torch.equal(result.samples[1], untrained.samples[1])
+
+
+def test_words_alone_resume_to_the_last_bit(config, tmp_path):
+    whole = run_words(alone(config), tmp_path)
+    config = alone(config, existing={"on_existing": "resume"})
+    with pytest.raises(Cut):
+        run_words(config, tmp_path / "cut", step=cut_at(2))
+    (kept,) = (tmp_path / "cut").glob("[ow]*/*.safetensors")
+    assert kept.name == "my_lora_1_-stopped-at-2-thing.safetensors"
+    result = run_words(config, tmp_path / "cut")
+    assert "Resumed after step 2" in result.origin and result.losses == whole.losses
+    assert torch.equal(vectors(result)["emb_params"], vectors(whole)["emb_params"])
+    (kept,) = (tmp_path / "cut").glob("[ow]*/*.safetensors")
+    assert kept.name == "my_lora_1_-thing.safetensors"
+
+
+def test_a_run_that_trains_nothing_is_refused(config):
+    with pytest.raises(ValueError, match="no word is trained, so nothing is trained; set learning_rate of Optimizer"):
+        alone(config, lora={"embeddings": ()})

@@ -140,10 +140,6 @@ class OptimizerConfig(Config):
     def check(self) -> None:
         """Raise ValueError for settings that do not go together, and for parameters that the optimizer has not."""
         object.__setattr__(self, "options", read_options(self.name, self.options))
-        if not any(getattr(self, name) for name in RATES[:3]):
-            raise ValueError(
-                f"All learning rates are 0, so nothing is trained; set {self.named('learning_rate')} above 0."
-            )
         if self.conv_learning_rate and not self.learning_rate:
             raise ValueError(
                 f"{self.named('conv_learning_rate')} is set, but learning_rate is 0, so the UNet is not trained; set "

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from .base import Config
 from .dataset import BucketConfig, DatasetConfig
+from .embedding import EmbeddingConfig
 from .model import BaseModelConfig, MemoryConfig
 from .network import LoraConfig
 from .objective import ObjectiveConfig
@@ -163,3 +164,11 @@ class RunConfig(Config):
     sample: SampleConfig = aside(default_factory=SampleConfig)
     saves: SavesConfig = aside(default_factory=SavesConfig)
     existing: ExistingConfig = aside(default_factory=ExistingConfig)
+
+    def check(self) -> None:
+        """Raise ValueError for a run that trains nothing."""
+        if not any(self.optimizer.part_rates) and not self.lora.embeddings:
+            raise ValueError(
+                "All learning rates are 0 and no word is trained, so nothing is trained; set "
+                f"{self.optimizer.named('learning_rate')} above 0, or name a word in {EmbeddingConfig.named('token')}."
+            )

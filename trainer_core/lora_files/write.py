@@ -79,7 +79,8 @@ def save_lora(
     """Write a LoRA file and return its tensors; on an error `path` is as it was before.
 
     dtype: "" for that of each tensor. verify: called with the finished file before it gets its name; raises to refuse
-    it. Raises ValueError when a value overflows the dtype, or the file differs from the trained tensors.
+    it; not of a file without tensors. Raises ValueError when a value overflows the dtype, or the file differs from the
+    trained tensors.
     """
     if dtype.startswith("float8"):
         tensors = spread_for_float8(tensors)
@@ -89,7 +90,7 @@ def save_lora(
     with written_whole(path, apart=True) as temporary:
         _write_lora(temporary, stored, metadata)
         verify_lora(temporary, tensors, dtype)
-        if verify:
+        if verify and tensors:
             verify(temporary)
     return stored
 
@@ -177,6 +178,12 @@ def is_copy(source: Path, path: Path) -> bool:
                 )
         except (OSError, SafetensorError):
             return False
+
+
+def has_layers(path: Path) -> bool:
+    """Tell whether a LoRA file holds layers; that of a run which trained only words holds none."""
+    with safe_open(path, framework="pt") as file:
+        return bool(file.keys())
 
 
 def run_of(path: Path) -> str:

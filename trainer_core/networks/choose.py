@@ -51,6 +51,8 @@ def choose_layers(base: BaseModel, config: LoraConfig, parts: Collection[str]) -
             f"{number} applies to the {denoiser.title}, whose learning rate is 0; raise that learning rate, or clear "
             f"{setting(f'lora.{number}')}."
         )
+    if not parts:  # words are trained alone
+        return []
     trainable = [
         layer
         for layer in listed

@@ -16,7 +16,8 @@ from ..config import OptimizerConfig
 
 def limit_gradients(parameters: Sequence[Tensor], config: OptimizerConfig) -> Tensor:
     """Clip gradients by their common norm, then by value; return the norm before clipping, a float32 scalar."""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm or math.inf).float()
+    norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm or math.inf)
+    norm = norm.to(parameters[0].device, torch.float32)  # that of no gradients is on the CPU
     if config.max_grad_value:
         torch.nn.utils.clip_grad_value_(parameters, config.max_grad_value)
     return norm

@@ -104,7 +104,10 @@ def describe_network(size: NetworkSize) -> str:
     sentences = list(size.remarks)
     if idle := [block.name for block in size.blocks if not block.layers]:
         sentences.append(f"Blocks of the {size.models[0].name} without a trained layer: {', '.join(idle)}.")
-    return "\n\n".join(filter(None, [table(head, rows), "\n".join(f"- {sentence}" for sentence in sentences)]))
+    first = (
+        table(head, rows) if rows else "Only words are trained: each gets an embedding's file, and there is no LoRA."
+    )
+    return "\n\n".join(filter(None, [first, "\n".join(f"- {sentence}" for sentence in sentences)]))
 
 
 def count_numbers(number: int) -> str:

@@ -69,12 +69,13 @@ def export_save(
     """
     from safetensors import SafetensorError  # imported here, so that other commands need not wait for torch
 
-    from ..lora_files.write import copy_lora, embedding_path, run_of
+    from ..lora_files.write import copy_lora, embedding_path, has_layers, run_of
 
     copies: dict[Path, Path] = {}
     for ending, lora, embeddings in sound_files(run, checkpoint):
         path = to.with_name(f"{to.stem}{ending}.safetensors")
-        copies[path] = lora
+        if has_layers(lora) or not embeddings:
+            copies[path] = lora
         copies |= {embedding_path(words, path.stem, token): word for token, word in embeddings.items()}
     taken = [path for path in copies if path.exists()]
     if taken and not overwrite:

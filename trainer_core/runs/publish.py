@@ -15,7 +15,7 @@ from ..common.leftovers import LONGEST_NAME, remove
 from ..common.values import is_texts, read_object
 from ..common.windows import who_holds
 from ..config import SavesConfig, fill_name, plain_name, setting
-from ..lora_files.write import copy_lora, embedding_path, is_copy, run_of
+from ..lora_files.write import copy_lora, embedding_path, has_layers, is_copy, run_of
 from . import LORA, PUBLISHED, RunFolder
 from .folder import CHECKPOINTS
 from .key import SHOWN
@@ -174,8 +174,13 @@ class Destination:
             token: self._embedding(run, file, embedding_path(self.embeddings, stem, token))
             for token, file in saved.embeddings.items()
         }
+        pairs = [*zip(saved.embeddings.values(), embeddings.values(), strict=True)]
+        if has_layers(saved.path) or not pairs:
+            pairs.insert(0, (saved.path, path))
+        else:  # words were trained alone, and their first file stands for the LoRA
+            path = pairs[0][1]
         copies = Saved(path=path, embeddings=embeddings, steps=saved.steps)
-        for source, place in zip(saved.files, copies.files, strict=True):
+        for source, place in pairs:
             if not place.exists() or not is_copy(source, place):
                 copy_lora(source, place)
         return copies

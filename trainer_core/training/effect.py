@@ -8,7 +8,9 @@ import torch
 
 from ..common.rng import generator
 from ..config import node, setting
+from ..data.plan import Sample
 from ..lora_files.write import delta_norms
+from ..models import mentions, word_ids
 from ..objective import draws_at
 from .state import Run
 
@@ -21,9 +23,9 @@ def measure_effect(run: Run) -> Effect:
     """Compare the model with and without the attached network on one picture of the run, with fixed noise.
 
     The level is the middle one. norms: Frobenius norms of all changes of a part together; parts whose layers have no
-    product of factors are left out.
+    product of factors are left out. words: whether only words were trained.
     """
-    sample, path = run.plan.step(0)[0].samples[0], run.objective.path
+    sample, path = _one_sample(run), run.objective.path
     run.encode([sample])
     latents = run.encoded.latents(sample)[0][None].to(run.device)
     noise = torch.randn(latents.shape[1:], generator=generator(run.config.train.seed, "effect"))[None].to(run.device)
@@ -32,7 +34,14 @@ def measure_effect(run: Run) -> Effect:
     trained, frozen = seen.without_gradients().float(), seen.frozen().float()
     whole = float(frozen.norm())
     moved = float((trained - frozen).norm()) / whole if whole else None
-    return {"prediction": moved, "norms": _norms(run)}
+    return {"prediction": moved, "norms": _norms(run), "words": not run.network.layers}
+
+
+def _one_sample(run: Run) -> Sample:
+    """Find the first sample of the run; where only words are trained, the first whose caption has one."""
+    plan, words = run.plan, word_ids(run.config.lora.embeddings)
+    samples = (sample for step in range(plan.steps) for each in plan.step(step) for sample in each.samples)
+    return next(sample for sample in samples if run.network.layers or mentions(sample.caption, words))
 
 
 def _norms(run: Run) -> dict[str, float]:
@@ -51,14 +60,14 @@ def describe_effect(effect: Any) -> str:
     if not isinstance(effect, dict) or not isinstance(effect.get("norms"), dict):
         return ""
     moved, norms = effect.get("prediction"), effect["norms"]
+    what, rate = ("LoRA", "optimizer.learning_rate")
+    if effect.get("words") is True:
+        what, rate = ("embedding", "embeddings.learning_rate")
     if isinstance(moved, float) and moved <= NOTHING:
-        return (
-            f"The LoRA has no effect: a prediction is the same without it. Set {setting('optimizer.learning_rate')} "
-            "higher."
-        )
+        return f"The {what} has no effect: a prediction is the same without it. Set {setting(rate)} higher."
     parts = [f"{title} {norm:.3g}" for title, norm in norms.items() if isinstance(norm, float) and norm > NOTHING]
     still = [title for title, norm in norms.items() if isinstance(norm, float) and norm <= NOTHING]
-    sentences = [f"The LoRA changes a prediction by {moved:.1%}." if isinstance(moved, float) else ""]
+    sentences = [f"The {what} changes a prediction by {moved:.1%}." if isinstance(moved, float) else ""]
     sentences += [f"Norm of its changes: {', '.join(parts)}."] if parts else []
     sentences += (
         [f"Nothing was learned by {', '.join(still)}; set its learning rate in {node('optimizer')} higher."]

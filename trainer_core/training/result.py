@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
 from ..common.smooth import say_loss
@@ -19,7 +19,6 @@ from ..data.fit import KIND, describe_fits
 from ..data.plan import Plan
 from ..data.scan import PLACE, Index
 from ..lora_files.lora import Lora
-from ..models.files.safetensors_file import read_header
 from ..optim import estimates
 from ..runs import LORA, SAMPLES, Checkpoint, Choice, RunFolder
 from ..runs.publish import Destination
@@ -185,7 +184,7 @@ def figures_of(config: RunConfig, history: dict[str, Any], effect: Any) -> Figur
         accumulate=train.accumulate,
         epochs=train.epochs,
         keeps_best=bool(train.keeps_by),
-        rated=not estimates(config.optimizer),
+        rated=not estimates(config.optimizer) and any(config.optimizer.part_rates),
     )
 
 
@@ -233,5 +232,5 @@ def describe_best(result: Result) -> str:
 
 def _read(path: Path) -> Lora:
     """Read a LoRA file of ours; the tensors are copies, since the file may vanish."""
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    return Lora(tensors, read_header(path).metadata)
+    with safe_open(path, framework="pt") as file:  # one without layers, too
+        return Lora({name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {})  # noqa: SIM118

@@ -208,7 +208,7 @@ def save_interrupted(run: Run, cause: BaseException) -> None:
     except DISK_ERRORS as error:
         saved = []
         lost += f"The LoRA could not be copied. {describe_disk_error(error, run.destination.output.parent)} "
-    files = ", ".join(str(path) for each in saved for path in each.files)
+    files = ", ".join(dict.fromkeys(str(path) for each in saved for path in each.files))
     so_far = f"The LoRA so far is saved as {files}. " if files else ""
     note(
         f"{lost}Stopped after step {before.step} of {run.plan.steps}. {so_far}The run is saved in {before.path}; "

@@ -115,6 +115,7 @@ class StepNumbers:
     concepts: dict[str, float]  # mean loss of the samples of each concept
     masked_area: float | None  # mean of the masks, None without
     samples: list[tuple[int, float, float]]  # picture, level and loss without weights of each sample
+    moves: bool = True  # False: no parameter has a gradient
     norms: Norms | None = None  # the limited norms of weights, once these are updated
 
     @property
@@ -123,8 +124,8 @@ class StepNumbers:
         return math.isfinite(self.grad_norm) and math.isfinite(self.loss)
 
 
-def measured(run: Run, passes: Passes, norm: Tensor) -> StepNumbers:
-    """Read the numbers of a step from the device; norm: of its gradients, before clipping."""
+def measured(run: Run, passes: Passes, norm: Tensor, *, moves: bool) -> StepNumbers:
+    """Read the numbers of a step from the device; norm: of its gradients, before clipping; moves: there are some."""
     noise = run.noise_scale.finished(len(passes.concepts))
     # One list: every copy would wait for the device.
     samples = (*passes.losses, *passes.plain, *passes.levels)
@@ -147,12 +148,14 @@ def measured(run: Run, passes: Passes, norm: Tensor) -> StepNumbers:
         concepts={concept_names[number]: loss for number, loss in mean_by(passes.concepts, losses).items()},
         masked_area=sum(numbers) / len(numbers) if numbers else None,
         samples=list(zip(passes.pictures, levels, plain, strict=True)),
+        moves=moves,
     )
 
 
 def count(run: Run, numbers: StepNumbers) -> None:
     """Count a step and keep its losses, whether it updated the weights or not; clear the gradients."""
-    run.scaler.update()
+    if numbers.moves:
+        run.scaler.update()
     run.optimizer.zero_grad(set_to_none=True)
     if run.ema:
         run.ema.update(run.at + 1)

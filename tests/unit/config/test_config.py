@@ -102,7 +102,6 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (c.AugmentConfig, {"variants": 0}, "variants"),
     (c.BucketConfig, {"resolutions": ("512", "100x100")}, "'100x100' is invalid"),
     (c.BucketConfig, {"min_side": 512, "max_side": 256}, "swap the two"),
-    (c.OptimizerConfig, {"learning_rate": 0}, "nothing is trained"),
     (c.OptimizerConfig, {"options": {"beta2": 1}}, "beta2 of Optimizer is 1; it must be between 0 and 0.999999"),
     (c.OptimizerConfig, {"name": "adamw9"}, "choose one of"),
     (
