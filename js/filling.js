@@ -9,7 +9,7 @@ import { t, told } from "./words.js";
 /**
  * @typedef {object} Filled a setting, as nodes/filling.py describes the input that takes it
  * @property {string} setting
- * @property {string | number} value
+ * @property {string | number | boolean} value
  * @property {string} [reason]
  * @property {boolean} taken without its node the run takes the value anyway
  * @property {string | null} node its id, where it is linked
@@ -87,14 +87,16 @@ export class Filling {
   async #offer() {
     const offered = await this.#ask("/atelier/presets");
     if (!offered) return;
-    /** @type {{ families: Family[], goals: string[], family: string, unknown: string, memory: number }} */
-    const { families, goals, family, unknown, memory } = offered;
+    /** @type {{ families: Family[], networks: Record<string, string>, goals: string[], family: string, unknown: string,
+     *   memory: number }} */
+    const { families, networks, goals, family, unknown, memory } = offered;
     const dialog = openPopup(t("Preset"), this.preset);
     const [model, familyOf] = makeChooser(t("Model")), [size, memoryOf] = makeChooser(t("Memory of the GPU"));
+    const [network, networkOf] = makeChooser(t("Network"));
     const buttons = goals.map((goal) => makeButton(GOALS[goal] ?? goal, "", async () => {
       closePopup();
       localStorage.setItem(STORED, memoryOf.value);
-      const more = { goal, family: familyOf.value, memory: Number(memoryOf.value) };
+      const more = { goal, family: familyOf.value, memory: Number(memoryOf.value), network: networkOf.value };
       const answer = await this.#ask("/atelier/presets", more);
       const title = t("Preset: {0}, {1}, {2} GB", GOALS[goal], answer?.family, more.memory);
       if (answer) this.#take({ ...answer, title });
@@ -112,11 +114,12 @@ export class Filling {
     familyOf.value = family;
     familyOf.addEventListener("change", sizes);
     sizes();
+    networkOf.append(...Object.entries(networks).map(([name, title]) => makeChoice(name, title)));
     const row = make("div", "display:flex;gap:6px");
     for (const button of buttons) button.style.cssText += ";flex:1;padding:6px;font-size:13px";
     row.append(...buttons);
     if (unknown) dialog.append(make("div", "font:12px/16px sans-serif", told(unknown)));
-    dialog.append(model, size, row, make("div", "font:12px/16px sans-serif",
+    dialog.append(model, size, network, row, make("div", "font:12px/16px sans-serif",
       t("Sets steps, batch, resolution, rank, learning rate and memory. Pictures, trigger word and names stay.")));
     placePopup(dialog, this.preset);
     (family ? buttons[0] : familyOf).focus();

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..trainer_core.common.wording import say
 from ..trainer_core.config import ALGORITHMS, Defaults
-from ..trainer_core.config.presets import GOALS, RECIPES, TOY, memory_of, preset
+from ..trainer_core.config.presets import GOALS, LORA, NETWORKS, RECIPES, TOY, memory_of, preset
 from ..trainer_core.models.architectures import ARCHITECTURES
 from ..trainer_core.workflow.read import LOADED, read_base_model
 from .comfyui import folders, session
@@ -21,9 +21,10 @@ TITLES = {**{each.kind: each.title for each in reversed(ARCHITECTURES)}, TOY: "a
 
 
 def offer(prompt: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """List {goals, families: {kind, title, memory}, family: that of the model, unknown: why there is none, memory}.
+    """List {goals, families: {kind, title, memory}, networks: {name: title}, family, unknown, memory}.
 
-    memory of the answer: gigabytes of this machine's GPU, 0 without one. Raises ValueError.
+    family: that of the model. unknown: why there is none. memory of the answer: gigabytes of this machine's GPU, 0
+    without one. Raises ValueError.
     """
     train_of(prompt, node)
     family, unknown = "", ""
@@ -35,6 +36,7 @@ def offer(prompt: Mapping[str, Any], node: str) -> dict[str, Any]:
     return {
         "goals": list(GOALS),
         "families": families,
+        "networks": {each.network: each.title for each in NETWORKS.values()},
         "family": family,
         "unknown": unknown,
         "memory": session.gigabytes(),
@@ -73,6 +75,7 @@ def _untouched(kind: str) -> dict[str, Any]:
     row = next((each for each in ARCHITECTURES if each.kind == kind), None)
     defaults = OF_TOY if row is None else Defaults(rank=row.rank, learning_rate=row.learning_rate)
     return {
+        "lora.algorithm": "lora",
         "lora.rank": defaults.rank,
         "lora.alpha": defaults.rank,
         "lora.preset": defaults.preset,
@@ -83,15 +86,17 @@ def _untouched(kind: str) -> dict[str, Any]:
     }
 
 
-def settings_of(prompt: Mapping[str, Any], node: str, goal: Any, family: Any, memory: Any) -> dict[str, Any]:
+def settings_of(
+    prompt: Mapping[str, Any], node: str, goal: Any, family: Any, memory: Any, network: Any = LORA
+) -> dict[str, Any]:
     """List {family: its title, settings: {value, taken} and what `input_of` describes, notes, sources} of a preset.
 
     taken: a run takes the value anyway, where the node of the setting is not linked. Raises ValueError.
     """
     train_of(prompt, node)
-    if not (isinstance(goal, str) and isinstance(family, str) and isinstance(memory, int)):
-        raise ValueError("goal and family must be texts, and memory a whole number of gigabytes.")
-    chosen, untouched = preset(family, goal, memory), _untouched(family)
+    if not (all(isinstance(each, str) for each in (goal, family, network)) and isinstance(memory, int)):
+        raise ValueError("goal, family and network must be texts, and memory a whole number of gigabytes.")
+    chosen, untouched = preset(family, goal, memory, network), _untouched(family)
     try:
         known = family_of(prompt, node) == family
     except ValueError:  # the person chose a family, as the model's is unknown
@@ -101,7 +106,7 @@ def settings_of(prompt: Mapping[str, Any], node: str, goal: Any, family: Any, me
     found = []
     for setting, value in chosen.settings.items():
         section = setting.partition(".")[0]
-        if section == "lora" and not ranked:
+        if section == "lora" and not ranked and network == LORA:
             continue
         place = input_of(prompt, node, setting)
         if place["kind"] == LOADED and place["node"] is None:
@@ -110,6 +115,6 @@ def settings_of(prompt: Mapping[str, Any], node: str, goal: Any, family: Any, me
             {**place, "value": value, "taken": (known or section == "memory") and value == untouched.get(setting)}
         )
     notes = [EIGHT_BITS] if chosen.eight_bits else []
-    if not ranked:
+    if not ranked and network == LORA:
         notes.append(say("The rank stays, as {0} has other ranks than a LoRA.", algorithm))
     return {"family": TITLES[family], "settings": found, "notes": notes, "sources": list(chosen.sources)}

@@ -248,12 +248,13 @@ def answer_guess(question: Any) -> web.Response:
 
 
 def answer_presets(question: Any) -> web.Response:
-    """Answer the same with what `offer` lists, or with goal, family and memory as `settings_of` does."""
+    """Answer the same with what `offer` lists, or with goal, family, memory and network as `settings_of` does."""
 
     def find(prompt: dict[str, Any], node: str) -> dict[str, Any]:
         if "goal" not in question:
             return presets.offer(prompt, node)
-        return presets.settings_of(prompt, node, *(question.get(name) for name in ("goal", "family", "memory")))
+        goal, family, memory = (question.get(name) for name in ("goal", "family", "memory"))
+        return presets.settings_of(prompt, node, goal, family, memory, question.get("network", presets.LORA))
 
     return _answer_settings(question, find)
 

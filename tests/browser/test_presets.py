@@ -23,12 +23,13 @@ BUSY = "detail => window.app.api.dispatchCustomEvent('atelier.run', detail)"
 ID = "() => window.app.graph.id"
 
 
-def choose(editor, goal: str, family: str, memory: int) -> None:
+def choose(editor, goal: str, family: str, memory: int, network: str = "lora") -> None:
     """Open the presets, and choose one."""
     editor.page.get_by_role("button", name="Preset…").click()
     popup = editor.page.get_by_role("dialog", name="Preset")
     popup.get_by_label("Model").select_option(family)
     popup.get_by_label("Memory of the GPU").select_option(str(memory))
+    popup.get_by_label("Network").select_option(network)
     popup.get_by_role("button", name=goal.capitalize()).click()
 
 
@@ -54,9 +55,12 @@ def test_a_preset_is_one_step_to_undo(editor) -> None:
 
     editor.alone(TRAIN)
     editor.settle()
-    choose(editor, "character", "sdxl", 24)
+    choose(editor, "character", "sdxl", 24, "lokr-8")
     editor.page.wait_for_function(SHOWS, arg="Preset: Character, Stable Diffusion XL, 24 GB")
-    assert editor.run(VALUES)["AtelierTrain.steps"] == 500
+    after = editor.run(VALUES)
+    assert after["AtelierTrain.steps"] == 500
+    assert (after["AtelierLoraConfig.algorithm"], after["AtelierLoraConfig.algorithm.factor"]) == ("lokr", 8)
+    assert after["AtelierLoraConfig.algorithm.full_matrix"] is True
     editor.page.locator(".atelier-guesses").get_by_role("button", name="Undo").click()
     editor.page.wait_for_function(f"kinds => JSON.stringify(({KINDS})()) === JSON.stringify(kinds)", arg=kinds)
     assert editor.run(VALUES) == before

@@ -67,7 +67,24 @@ def test_the_rank_of_another_algorithm_stays(comfy: ComfyClient, pictures) -> No
     assert "lokr has other ranks" in answer["notes"][0]
 
 
-@pytest.mark.parametrize("asked", [{"goal": "pose", "family": "sdxl", "memory": 8}, {"goal": []}, {"goal": "style"}])
+def test_a_whole_lokr_sets_algorithm_and_factor(comfy: ComfyClient, pictures) -> None:
+    graph = train_graph(pictures)
+    assert preset(comfy, graph)["networks"]["lokr-8"] == "LoKr, whole, factor 8"
+    answer = preset(comfy, graph, goal="thing", family="sdxl", memory=24, network="lokr-8")
+    values = {each["widget"]: each["value"] for each in answer["settings"] if each["where"] == "LoRA Config"}
+    assert values == {"algorithm": "lokr", "algorithm.full_matrix": True, "algorithm.factor": 8, "preset": "attn-mlp"}
+    assert not any("other ranks" in note for note in answer["notes"])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"goal": "pose", "family": "sdxl", "memory": 8},
+        {"goal": []},
+        {"goal": "style"},
+        {"goal": "style", "family": "sdxl", "memory": 24, "network": []},
+    ],
+)
 def test_odd_presets_are_refused(comfy: ComfyClient, pictures, asked) -> None:
     assert preset(comfy, train_graph(pictures), **asked)["error"]
 

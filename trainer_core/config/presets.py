@@ -52,6 +52,16 @@ class MemoryRow:
     source: str
 
 
+class NetworkRow(NamedTuple):
+    """What is trained, in place of a LoRA with the recipe's rank."""
+
+    network: str
+    title: str
+    settings: Mapping[str, Any]  # in place of rank and alpha
+    like_rank: int  # of a LoRA that has about as many weights, where a layer is 1280 wide
+    source: str
+
+
 class ChosenPreset(NamedTuple):
     """The settings of a preset by section and field, in the order in which they are set, and their sources."""
 
@@ -98,6 +108,26 @@ GOALS: dict[str, GoalRow] = {
             visits=1500,
             unet_layers="attn-mlp",
             source=f"{STEPS}; Hugging Face, lora-finetuning-guide: low ranks for a simple object",
+        ),
+    )
+}
+
+LORA = "lora"
+WHOLE = "ai-toolkit, toolkit/kohya_lora.py: lokr_full_rank, lokr_factor"
+NETWORKS: dict[str, NetworkRow] = {
+    each.network: each
+    for each in (
+        NetworkRow(LORA, "LoRA", {}, 0, ""),
+        *(
+            # Whole factors of a square weight of side n: factor^2 + (n / factor)^2 numbers; a LoRA has 2 n rank.
+            NetworkRow(
+                f"lokr-{factor}",
+                f"LoKr, whole, factor {factor}",
+                {"lora.algorithm": "lokr", "lora.full_matrix": True, "lora.factor": factor},
+                round(1280 / (2 * factor**2)),
+                WHOLE,
+            )
+            for factor in (4, 8, 16)
         ),
     )
 }
@@ -249,12 +279,17 @@ def memory_of(kind: str) -> list[int]:
     return [each.gigabytes for each in FITS if each.kind == kind]
 
 
-def preset(kind: str, goal: str, gigabytes: int) -> ChosenPreset:
-    """Build a preset; raises ValueError for what the tables do not have."""
-    recipe, chosen = RECIPES.get(kind), GOALS.get(goal)
+def preset(kind: str, goal: str, gigabytes: int, network: str = LORA) -> ChosenPreset:
+    """Build a preset; raises ValueError for what the tables do not have, and for a network too large for the memory."""
+    recipe, chosen, other = RECIPES.get(kind), GOALS.get(goal), NETWORKS.get(network)
     fit = next((each for each in FITS if (each.kind, each.gigabytes) == (kind, gigabytes)), None)
-    if recipe is None or chosen is None or fit is None:
-        raise ValueError(f"There is no preset for {goal!r:.40}, {kind!r:.40}, {gigabytes!r:.40} GB.")
+    if recipe is None or chosen is None or fit is None or other is None:
+        raise ValueError(f"There is no preset for {goal!r:.40}, {kind!r:.40}, {gigabytes!r:.40} GB, {network!r:.40}.")
+    if 0 < fit.most_rank < other.like_rank:
+        raise ValueError(
+            f"{other.title} has as many weights as a LoRA of rank {other.like_rank}, and {gigabytes} GB hold rank "
+            f"{fit.most_rank}; choose a larger factor."
+        )
     rank = max(1, int(recipe.rank * chosen.times))
     if fit.most_rank:
         rank = min(rank, fit.most_rank)
@@ -263,8 +298,7 @@ def preset(kind: str, goal: str, gigabytes: int) -> ChosenPreset:
         "train.epochs": 0,  # steps count then
         "train.batch_size": fit.batch_size,
         "train.resolution": fit.resolution,
-        "lora.rank": rank,
-        "lora.alpha": recipe.alpha * rank / recipe.rank,
+        **(other.settings or {"lora.rank": rank, "lora.alpha": recipe.alpha * rank / recipe.rank}),
         "lora.preset": layers_of(kind, chosen),
         "optimizer.name": "adamw",
         "optimizer.learning_rate": recipe.learning_rate,
@@ -273,7 +307,8 @@ def preset(kind: str, goal: str, gigabytes: int) -> ChosenPreset:
         "base_model.weights": "auto",
         **fit.more,
     }
-    return ChosenPreset(settings, fit.eight_bits, tuple(dict.fromkeys((recipe.source, chosen.source, fit.source))))
+    sources = dict.fromkeys(filter(None, (recipe.source, chosen.source, other.source, fit.source)))
+    return ChosenPreset(settings, fit.eight_bits, tuple(sources))
 
 
 def layers_of(kind: str, goal: GoalRow) -> str:

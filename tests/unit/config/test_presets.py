@@ -6,12 +6,13 @@ import pytest
 from train_graph import changed, concept, untouched
 
 from lora_atelier.trainer_core import config as c
-from lora_atelier.trainer_core.config.presets import FITS, GOALS, RECIPES, TOY, memory_of, preset
+from lora_atelier.trainer_core.config.presets import FITS, GOALS, NETWORKS, RECIPES, TOY, memory_of, preset
 from lora_atelier.trainer_core.config.rows import rows_of
 from lora_atelier.trainer_core.models.architectures import ARCHITECTURES
 from lora_atelier.trainer_core.workflow.read import read_workflow
 
 ALL = [(kind, goal, size) for kind in RECIPES for goal in GOALS for size in memory_of(kind)]
+WHOLE = [("flux", "style", 24, network) for network in NETWORKS if network != "lora"]
 CONFIGS = {
     "train": c.TrainConfig,
     "lora": c.LoraConfig,
@@ -58,15 +59,16 @@ def test_every_family_has_a_recipe_and_memory() -> None:
     assert all(memory_of(kind) == sorted(set(memory_of(kind))) for kind in RECIPES)
 
 
-@pytest.mark.parametrize(("kind", "goal", "size"), ALL)
-def test_every_preset_is_a_valid_run(kind: str, goal: str, size: int) -> None:
-    chosen, graph = preset(kind, goal, size), GRAPH
+@pytest.mark.parametrize(("kind", "goal", "size", "network"), [*((*each, "lora") for each in ALL), *WHOLE])
+def test_every_preset_is_a_valid_run(kind: str, goal: str, size: int, network: str) -> None:
+    chosen, graph = preset(kind, goal, size, network), GRAPH
     assert len(chosen.sources) >= 2 and all(chosen.sources)
     for name, value in chosen.settings.items():
         section, _, field = name.partition(".")
         row = rows_of(CONFIGS[section])[field]
         assert value in row.choices if row.choices else row.allows(value), name
         widget = f"name.{field}" if section == "optimizer" and field != "name" else row.input
+        widget = f"algorithm.{field}" if field in ("factor", "full_matrix") else widget
         graph = changed(graph, NODES[section], **{widget: value})
     config = read_workflow(graph, Anywhere(), "train", lambda *_: pytest.fail("no model is linked")).config
     filled = c.fill(config, c.Defaults())
@@ -93,7 +95,23 @@ def test_goals_differ_and_little_memory_limits_the_rank() -> None:
     assert preset("flux", "style", 24).settings["lora.preset"] == "attn-mlp"  # it has no convolutions
 
 
-@pytest.mark.parametrize("asked", [("sdxl", "pose", 8), ("sora", "style", 8), ("sdxl", "style", 9)])
+def test_whole_lokrs_have_a_factor_for_a_rank() -> None:
+    found = {name: preset("flux", "thing", 24, name).settings for name in NETWORKS}
+    assert list(found) == ["lora", "lokr-4", "lokr-8", "lokr-16"] and "lora.algorithm" not in found["lora"]
+    for factor in (4, 8, 16):
+        chosen = found[f"lokr-{factor}"]
+        assert (chosen["lora.algorithm"], chosen["lora.factor"], chosen["lora.full_matrix"]) == ("lokr", factor, True)
+        assert not {"lora.rank", "lora.alpha"} & set(chosen)
+        weights = factor**2 + (1280 // factor) ** 2  # of a square layer, against 2 * 1280 of a rank
+        assert round((weights - factor**2) / 2560) == NETWORKS[f"lokr-{factor}"].like_rank
+    with pytest.raises(ValueError, match="factor 8 has as many weights as a LoRA of rank 10, and 8 GB hold rank 8;"):
+        preset("sdxl", "style", 8, "lokr-8")
+    assert preset("sdxl", "style", 8, "lokr-16").settings["lora.factor"] == 16
+
+
+@pytest.mark.parametrize(
+    "asked", [("sdxl", "pose", 8), ("sora", "style", 8), ("sdxl", "style", 9), ("sdxl", "style", 8, "lokr-5")]
+)
 def test_what_is_not_in_the_tables_is_refused(asked) -> None:
     with pytest.raises(ValueError, match="There is no preset"):
         preset(*asked)
