@@ -12,6 +12,8 @@ from ..config import CaptionConfig
 
 SECONDARY_SEPARATOR = ";;;"  # glues tags that move and vanish together; becomes the separator
 FIXED_SEPARATOR = "|||"  # head ||| flex ||| tail: only the tags between them are shuffled
+# How many options a wildcard takes, {1-2$$a|b|c}, and what stands between them, {2$$ and $$a|b|c}.
+SEVERAL = re.compile(r"\s*(\d{1,4})(-(\d{1,4})?)?\$\$(?:([^$|{}]{0,16})\$\$)?")
 _LETTER = r"[^\W\d_]"  # so that from_left and left2 contain the word, and copyright does not
 _SIDE = re.compile(rf"(?<!{_LETTER})(left|right)(y|most|wards?|side|hand(ed|er|edness)?)?(?!{_LETTER})", re.IGNORECASE)
 
@@ -217,6 +219,7 @@ def _resolve(text: str, choose: Callable[[int], int], captions: CaptionConfig) -
 def _expand(text: str, choose: Callable[[int], int]) -> str:
     """Replace each {a|b} by option number `choose(count)`, from the inside out, and {{ }} by single braces.
 
+    {2$$a|b|c} takes two different ones, {1-2$$a|b|c} one or two, and {2$$ and $$a|b|c} puts " and " between them.
     A pair of braces without |, and braces without a partner, stay as they are. Every pair of braces has its own
     call of `choose`, also inside an option that is not chosen.
     """
@@ -235,10 +238,22 @@ def _expand(text: str, choose: Callable[[int], int]) -> str:
             levels[-1].append([])
         elif position in closings:
             options = levels.pop()
-            levels[-1][-1].append("".join(options[choose(len(options))]))
+            levels[-1][-1].append(_chosen(["".join(option) for option in options], choose))
         elif position not in silent:
             levels[-1][-1].append(mark.group())
     return "".join([*levels[0][0], text[at:]])
+
+
+def _chosen(options: list[str], choose: Callable[[int], int]) -> str:
+    """Choose one of the options, or as many as the first one asks for with $$, as dynamic prompts write it."""
+    several = SEVERAL.match(options[0])
+    if several is None:
+        return options[choose(len(options))]
+    least, to, most, between = several.groups()
+    left = [options[0][several.end() :], *options[1:]]
+    low, high = (min(int(number), len(left)) for number in (least, most or (len(left) if to else least)))
+    count = low + (choose(high - low + 1) if high > low else 0)
+    return (", " if between is None else between).join(left.pop(choose(len(left))) for _ in range(count))
 
 
 def _wildcards(text: str) -> tuple[dict[int, tuple[int, list[int]]], set[int]]:

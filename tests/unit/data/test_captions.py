@@ -1,6 +1,7 @@
 """Captions are composed in one order, and every draw depends on its own setting alone."""
 
 import functools
+import itertools
 import math
 import re
 from collections import Counter
@@ -215,6 +216,12 @@ def test_caption_dropout_empties_everything_prefix_included() -> None:
         ("{a|b} }", {"a }", "b }"}),
         ("{ {a|b}", {"{ a", "{ b"}),
         ("{|}", {""}),
+        ("{2$$a|b}", {"a, b", "b, a"}),
+        ("{1-2$$a|b}", {"a", "b", "a, b", "b, a"}),
+        ("{2-$$a|b|c}", {", ".join(some) for count in (2, 3) for some in itertools.permutations("abc", count)}),
+        ("{2$$ and $$a|{b|c}}", {"a and b", "b and a", "a and c", "c and a"}),
+        ("{9$$a|b}", {"a, b", "b, a"}),
+        ("{a|2$$b}", {"a", "2$$b"}),
     ],
 )
 def test_wildcards_take_each_of_their_options(text: str, options: set[str]) -> None:

@@ -14,7 +14,7 @@ from ...common.wording import count, names
 from ...config import CaptionConfig, setting
 from ..captions import has_wildcards
 from .caption_files import caption_lines, choose_lines, read_text
-from .caption_tables import TABLE_NAMES, TABLES, find_table, read_caption, read_table, table_captions
+from .caption_tables import CONTROL_COLUMN, TABLE_NAMES, TABLES, find_table, read_caption, read_table, table_captions
 from .folder import File, numbered, refused, same_name
 from .report import Report
 
@@ -50,14 +50,15 @@ def _names_as_captions(folder: Path, texts: dict[str, str], report: Report) -> L
 
 
 def captions_beside(found: list[File], files: list[File], captions: CaptionConfig) -> dict[File, File | None]:
-    """Find the text file beside each picture: the first extension that exists."""
+    """Find the text file beside each picture: the first extension that exists, cat.png.txt or cat.txt."""
     exact = {file.stem + file.extension: file for file in files}
     alike = {same_name(file.name): file for file in files}
     extensions = list(map(str.lower, captions.extensions))
 
     def beside(file: File) -> Iterator[File | None]:
         for extension in extensions:
-            yield exact.get(file.stem + extension) or alike.get(same_name(file.stem + extension))
+            for name in (file.name + extension, file.stem + extension):
+                yield exact.get(name) or alike.get(same_name(name))
 
     return {file: next(filter(None, beside(file)), None) for file in found}
 
@@ -140,7 +141,8 @@ def _same_for_all(path: Path, found: list[File], report: Report) -> Lines:
 def _by_name(folder: Path, path: Path, found: list[File], report: Report) -> Lines:
     """Read the captions of the pictures from a table; raises ValueError and OSError."""
     captions = report.concept.captions
-    matched = table_captions(read_table(path, captions.encoding), [file.name for file in found])
+    columns: set[str] = set()
+    matched = table_captions(read_table(path, captions.encoding, columns), [file.name for file in found])
     lines = {name: choose_lines(each, captions.lines, f"{path}, {name},") for name, each in matched.captions.items()}
     if matched.unmatched:
         some = count(matched.unmatched, "entry names", "entries name")
@@ -148,6 +150,11 @@ def _by_name(folder: Path, path: Path, found: list[File], report: Report) -> Lin
     if matched.by_file_name:
         some = count(matched.by_file_name, "picture was", "pictures were")
         report.notes.append(f"{some} matched in {path.name} by the file name alone: {names(matched.by_file_name)}.")
+    if report.concept.controls is None and any(column.startswith(CONTROL_COLUMN) for column in columns):
+        report.notes.append(
+            f"{path.name} names control pictures, which are not used; put them into a folder, each named like its "
+            f"picture, and set {setting('controls.folders')} to it."
+        )
     _remark(lines, captions, report)
     return lines | _missing(folder, list(matched.missing), len(found), f" in {path.name}", report)
 

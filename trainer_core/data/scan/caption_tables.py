@@ -42,6 +42,7 @@ TABLE_NAMES = (  # in order of preference: Hugging Face, plain, then sd-scripts'
 )
 TABLES = (".json", ".jsonl", ".csv", ".tsv")
 FILE_COLUMNS = ("file_name", "file", "image", "filename", "path", "image_path")  # the first present one counts
+CONTROL_COLUMN = "control_path"  # of musubi-tuner, also control_path_0 and so on
 TEXT_COLUMNS = ("text", "caption", "prompt")  # the first present one counts; `tags` are appended to it
 
 
@@ -71,12 +72,12 @@ def read_caption(path: Path, encoding: str, mode: LineChoice) -> tuple[str, ...]
     return choose_lines(lines, mode, path)
 
 
-def read_table(path: Path, encoding: str = "auto") -> dict[str, tuple[str, ...]]:
+def read_table(path: Path, encoding: str = "auto", seen: set[str] | None = None) -> dict[str, tuple[str, ...]]:
     """Read picture name -> caption lines from .jsonl, .json, .csv or .tsv; raises ValueError that names file and line.
 
     Names are lower-case posix paths, relative to the table's folder if they are inside it. A text is split into lines
     as a caption file is; in a list of texts each is one line. `tags` are appended to the caption, as sd-scripts does;
-    a list of tags is one line.
+    a list of tags is one line. seen: takes the names of all columns.
     """
     readers = {".jsonl": _json_lines, ".json": _json_entries, ".csv": _csv_rows, ".tsv": _csv_rows}
     reader = readers.get(path.suffix.lower())
@@ -90,6 +91,8 @@ def read_table(path: Path, encoding: str = "auto") -> dict[str, tuple[str, ...]]
         where = f"{path}, {position}"
         key = _picture_key(where, name).removeprefix(folder)
         lines = _row_lines(where, columns)
+        if seen is not None:
+            seen.update(columns)
         if table.setdefault(key, lines) != lines:
             raise ValueError(f"{where}: this picture has another caption above; remove one of them.")
         entries, size = entries + max(len(lines), 1), size + sum(map(len, lines))

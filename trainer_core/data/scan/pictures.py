@@ -20,6 +20,8 @@ from .index import FileFacts, Index
 from .report import Report
 
 UNREADABLE_EXTENSIONS = frozenset((".svg", ".cr2", ".nef", ".arw", ".dng"))  # no pictures that a package adds
+# Files that hold many pictures: tables of Hugging Face, shards of webdataset, archives.
+PACKED = frozenset((".parquet", ".arrow", ".tar", ".tfrecord", ".zip", ".7z", ".rar", ".gz", ".tgz"))
 FORMAT = 3  # increase it whenever pictures or masks are read, or their problems said, differently
 
 
@@ -151,6 +153,8 @@ def nothing_found(folder: Path, files: list[File], report: Report) -> str:
         return unlisted(error)
     parts += [count(folders, "folder", "folders")] if folders else []
     remedy = "put pictures (PNG, JPEG, WebP ...) there, or choose another folder"
+    if packed := [kind for kind in kinds if kind in PACKED]:
+        remedy = f"unpack the {packed[0]} files, whose pictures are read as single files, or choose another folder"
     if folders and not concept.recursive:
         remedy = f"set {setting('concepts.recursive')} to on, or choose another folder"
     if not parts:

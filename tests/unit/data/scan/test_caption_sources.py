@@ -35,6 +35,29 @@ def test_caption_files_match_whatever_the_case(tmp_path: Path) -> None:
     assert read(tmp_path).pictures[0].lines == ("found",)
 
 
+def test_a_caption_may_have_the_whole_name_of_its_picture(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", caption="of both")
+    draw(tmp_path / "a.jpg", (1, 0, 0), caption=None)
+    (tmp_path / "A.JPG.txt").write_text("its own")
+    manifest = read(tmp_path)
+    assert {picture.name: picture.lines for picture in manifest.pictures} == {
+        "a.jpg": ("its own",),
+        "a.png": ("of both",),
+    }
+    assert all(file.outcome == "caption" for file in manifest.outcomes if file.name.endswith(".txt"))
+
+
+@pytest.mark.parametrize("column", ["control_path", "control_path_0"])
+def test_a_table_that_names_control_pictures_says_how_they_are_used(tmp_path: Path, column: str) -> None:
+    draw(tmp_path / "a.png", caption=None)
+    row = {"image_path": str(tmp_path / "a.png"), column: "/elsewhere/a.png", "caption": "a cat"}
+    (tmp_path / "captions.jsonl").write_text(json.dumps(row))
+    manifest = read(tmp_path, captions=CaptionConfig(source="table"))
+    assert manifest.pictures[0].lines == ("a cat",)
+    (note,) = manifest.notes
+    assert note.startswith("captions.jsonl names control pictures") and "folder of Control Pictures" in note
+
+
 def test_missing_captions_are_named_and_counted(tmp_path: Path) -> None:
     for i in range(8):
         draw(tmp_path / f"{i}.png", (i, 0, 0), caption=None)

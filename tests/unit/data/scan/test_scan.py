@@ -411,3 +411,11 @@ def test_what_leave_out_names_and_nobody_has_is_noted(tmp_path: Path) -> None:
     assert note == f"2 entries of leave_out name no file in {tmp_path}: b.png, c*."
     with pytest.raises(ValueError, match="has no picture"):
         read(tmp_path, leave_out=("*",))
+
+
+@pytest.mark.parametrize("name", ["train-00000.parquet", "shard.tar", "pictures.ZIP"])
+def test_a_folder_of_packed_pictures_asks_to_unpack_them(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    kind = Path(name).suffix.lower()
+    with pytest.raises(ValueError, match=rf"but 1 \{kind} file; unpack the \{kind} files"):
+        read(tmp_path)
