@@ -1,4 +1,5 @@
 import { app } from "../../scripts/app.js";
+import { pick, takeIn } from "./intake.js";
 import { RED, ask, isLinked, make, makeButton, onceRead, takePlace, toast, withoutHoles } from "./parts.js";
 import { closePopup, openPopup, placePopup } from "./popup.js";
 import { t, told } from "./words.js";
@@ -92,9 +93,16 @@ class Look {
       row.style.cssText += ";text-align:left;white-space:normal;overflow-wrap:anywhere;padding:6px 10px;font-size:13px";
       popup.append(row);
     }
+    for (const folder of [false, true]) {
+      const name = folder ? t("Send a folder of this computer…") : t("Send pictures or a zip of this computer…");
+      popup.append(makeButton(name, t("They go into a new folder of ComfyUI's input."), () => {
+        closePopup();
+        pick(folder, (files) => takeIn(this.#node, files));
+      }));
+    }
     popup.append(make("div", "font:12px/16px sans-serif", folders.length
       ? t("Any other folder: type its full path.")
-      : t("No folder in input or datasets has pictures yet. Put one there, or type a full path.")));
+      : t("No folder in input or datasets has pictures yet. Send one, drop it on the node, or type a full path.")));
     placePopup(popup, this.#choose);
     popup.querySelector("button")?.focus();
   }

@@ -78,7 +78,7 @@ const titleOf = (title) => title?.replace(/ \(Atelier\)$/, "");
 
 // Where a setting is set: a subgraph may have given it to its outside, where it may be called otherwise.
 /** @param {{ node: GraphNode, around: GraphNode[] }} found @param {string} name @returns {[GraphNode, string]} */
-function whereSet({ node, around }, name) {
+export function whereSet({ node, around }, name) {
   const slot = node.inputs?.findIndex((input) => input.widget?.name === name) ?? -1, outer = around.at(-1);
   const link = slot >= 0 && outer ? node.getInputLink(slot) : null;
   const given = link && !node.graph.getNodeById(link.origin_id) ? outer?.inputs?.[link.origin_slot]?.widget : null;

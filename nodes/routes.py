@@ -33,7 +33,8 @@ from .sockets import io
 LARGEST = 8192  # bytes of a question
 LARGEST_PROMPT = 262_144  # of one that holds a prompt
 LARGEST_WORKFLOW = 2**23  # bytes of one that holds a workflow
-MOST_FILES = 20_000  # of a folder that are counted before a run
+LARGEST_LIST = 4_194_304  # of one that holds names of files
+MOST_FILES = 20_000  # of a folder that are counted before a run, and that a page sends into one
 MOST_FOLDERS = 20  # of one workflow that a person is asked for
 LONGEST = 10_000_000  # steps of a run
 MOST_NODES = 100  # that a page asks for at once
@@ -65,6 +66,7 @@ def register_routes(nodes: Sequence[type[io.ComfyNode]]) -> None:
     server.add_route("/atelier/folders/datasets", answer_datasets)
     server.add_question("/atelier/folders/look", answering(answer_look), LARGEST)
     server.add_question("/atelier/folders/check", answering(answer_check), LARGEST)
+    server.add_question("/atelier/folders/new", answering(answer_new), LARGEST_LIST)
     here = allowed.only_at_the_machine
     server.add_question("/atelier/folders/allow", answering(answer_allow), LARGEST, here)
     server.add_question("/atelier/folders/forget", answering(answer_forget), LARGEST, here)
@@ -326,6 +328,28 @@ def look_at(prompt: dict[str, Any], node: str) -> dict[str, int]:
         return {"more": MOST_FILES}
     pictures, uncaptioned = glance(concept, folders.access())
     return {"pictures": pictures, "uncaptioned": uncaptioned}
+
+
+def answer_new(question: Any) -> web.Response:
+    """Answer {name, files: paths of another computer} with {folder: a new one of input/, files: their names in it}.
+
+    A name is "" where no dataset reads the file; without any other there is no folder.
+    """
+    from ..trainer_core.data.scan.sent import usable_names  # here, so that ComfyUI starts fast
+
+    name, files = (question.get("name"), question.get("files")) if isinstance(question, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(files, list) or not all(isinstance(each, str) for each in files):
+        return server.json_answer({"error": "name must be a text, and files a list of paths."}, status=400)
+    if len(files) > MOST_FILES:
+        return server.json_answer({"error": f"A page sends at most {MOST_FILES} files at once."}, status=400)
+    names = usable_names(files)
+    try:
+        return server.json_answer({"folder": folders.new_folder(name) if any(names) else "", "files": names})
+    except ValueError as problem:
+        return server.json_answer({"error": str(problem)}, status=409)
+    except OSError as problem:
+        told = "No folder could be made in ComfyUI's input folder ({0}); check its permissions and the disk."
+        return server.json_answer({"error": say(told, reason(problem))}, status=409)
 
 
 def answer_check(question: Any) -> web.Response:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ...trainer_core.common.access import Access, access_to, real_path
 from ...trainer_core.common.callbacks import Callbacks
 from ...trainer_core.common.values import is_number
 from ...trainer_core.config import ConceptConfig, DatasetConfig
+from ...trainer_core.config.saves import LONGEST, plain_name
 from ...trainer_core.models.files.safetensors_file import is_readable
 from ...trainer_core.workflow.settings import plain_path
 from .allowed import allowed_folders
@@ -38,6 +40,7 @@ KEPT_LIMIT = "Atelier.KeptLimit"  # the setting's id in js/atelier.js
 USUAL_LIMIT = 20.0  # GB; the setting's default there
 MOST_GIGABYTES = 1e9
 MOST_LISTED, MOST_LOOKED = 500, 20_000  # folders in the list of datasets; entries of each that are looked at
+NEW_FOLDER, MOST_ALIKE = "pictures", 1000  # for pictures that a page sends: usual name; folders of one name
 DIFFUSION = "diffusion_models/"  # before names of models/diffusion_models in a list with checkpoints
 
 
@@ -209,6 +212,24 @@ def dataset_folders() -> list[str]:
                 elif root in (folder, folder.parent) and entry.is_dir():
                     rooms.append((root, folder / entry.name))
     return sorted(found)
+
+
+def new_folder(name: str) -> str:
+    """Make a folder of input/ and return its name: the wanted one as far as it can be one, or that with a number.
+
+    Raises OSError, and ValueError where too many have the name already.
+    """
+    try:
+        plain = plain_name(re.sub(r"[^\w .()-]+", "_", name[:LONGEST]).strip(" ."))
+    except ValueError:  # nothing is left of it, or it is a device of Windows
+        plain = NEW_FOLDER
+    root = Path(folder_paths.get_input_directory())
+    for number in range(1, MOST_ALIKE + 1):
+        found = plain if number == 1 else f"{plain} {number}"
+        with suppress(FileExistsError):
+            (root / found).mkdir(parents=True)
+            return found
+    raise ValueError(f"input has {MOST_ALIKE} folders named {plain} already; give the pictures' folder another name.")
 
 
 def holds_more(folder: str, most: int) -> bool:

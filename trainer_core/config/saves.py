@@ -17,7 +17,7 @@ FIELDS = ("name", "date", "time", "step", "epoch")  # allowed in a pattern of fi
 LONGEST = 100  # characters of a name
 MOST_LORAS = 60  # sampled steps whose LoRA is kept, the newest: those whose samples the page shows
 MOST_BYTES = 160  # of a name in UTF-8, so that endings and numbers fit into what file systems allow (255)
-_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³])(\..*)?")  # device names on Windows
+RESERVED = re.compile(r"(?i)(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³])(\..*)?")  # device names on Windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +131,7 @@ def plain_name(name: str) -> str:
         raise ValueError(f"The name {name[:30]}... has {len(name)} characters; use at most {LONGEST}.")
     plain = unicodedata.normalize("NFC", name.strip().removesuffix(".safetensors").strip())
     bare = plain.strip(". ")
-    if not bare or not re.fullmatch(r"[\w .()-]+", plain) or _RESERVED.fullmatch(plain):
+    if not bare or not re.fullmatch(r"[\w .()-]+", plain) or RESERVED.fullmatch(plain):
         raise ValueError(
             f"The name {name[:LONGEST]!r} cannot be a file name; use up to {LONGEST} letters, digits, spaces and - _ . "
             "( ), without a folder, for example my_lora."
