@@ -23,6 +23,8 @@ OPTIONS = {
     "rs": {"rs_lora": True},
     "pissa": {"init": "pissa"},
     "orthogonal": {"init": "orthogonal"},
+    "svd_down": {"init": "svd_down"},
+    "scaled channels": {"channel_scaling": True},
     "dora pissa": {"init": "pissa", "dora": True},
     "dropouts": ALL_DROPOUTS,
     "dora dropouts": {**ALL_DROPOUTS, "dora": True},

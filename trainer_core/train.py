@@ -23,6 +23,7 @@ from .runs import Checkpoint
 from .runs.asked import Paused
 from .runs.publish import Destination
 from .training.batch import ReadConditioning, read_batch
+from .training.calibrate import calibrate
 from .training.conditioning import freeze_stopped, text_is_trained
 from .training.guard import Guard
 from .training.job import Job
@@ -112,6 +113,8 @@ def carry_out(
                     apply_memory(run, ladder[0])
                     if checkpoint is not None:
                         resume_run(run, checkpoint)
+                    else:
+                        calibrate(run, run.reader(training=True))
                     train(run, ladder)
                 if not run.world.leads:
                     return None

@@ -202,7 +202,7 @@ CASES = {
         lambda: (inside(1, 2), measured(3)),
     ),
     "guidance, preservation, ranks by timestep, uncertainty": (
-        {"dropout": 0.2, "timestep_rank": 1},
+        {"dropout": 0.2, "timestep_rank": 1, "init": "eva"},
         {},
         {
             "objective": {
@@ -215,7 +215,7 @@ CASES = {
         lambda: (inside(1, 1), after(2)),
     ),
     "slider": (
-        {"dropout": 0.2},
+        {"dropout": 0.2, "init": "lora_ga", "channel_scaling": True},
         {},
         {
             "objective": {"slider": "prompts", "slider_positive": "old", "slider_keep": ["man", "woman"]},

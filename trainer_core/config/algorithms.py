@@ -42,7 +42,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "lora": Algorithm(
         "LoRA",
         "two thin factors, right for most",
-        (*PRODUCT, "init", "dropout", "timestep_rank"),
+        (*PRODUCT, "init", "dropout", "timestep_rank", "channel_scaling"),
         usual_rank=True,
         opposite=True,
         lycoris="locon",

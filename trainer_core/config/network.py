@@ -134,10 +134,12 @@ class LoraConfig(Config):
         optional=True,
         acts_with=("algorithm", with_setting("tucker")),
     )
-    init: Literal["default", "orthogonal", "pissa"] = row(
+    init: Literal["default", "orthogonal", "pissa", "svd_down", "eva", "lora_ga"] = row(
         "default",
         "Initial weights. default: random, without effect on the model. orthogonal: the same with orthogonal rows. "
-        "pissa: the main directions of the model's own weights, which trains faster; the start takes longer.",
+        "pissa: the main directions of the model's own weights, which trains faster; the start takes longer. svd_down:"
+        " as default, with down along those directions. eva: with down along the main directions of the layers' "
+        "inputs. lora_ga: along those of the first gradients. The last two look at the first batches before step 1.",
         advanced=True,
         optional=True,
         acts_with=("algorithm", with_setting("init")),
@@ -305,6 +307,14 @@ class LoraConfig(Config):
         "(default) = rank everywhere.",
         advanced=True,
         optional=True,
+    )
+    channel_scaling: bool = row(
+        False,
+        "Trains inputs that are large, measured on the first batches, more slowly than small ones, so that a few do "
+        "not outweigh the rest. Merged into the weights when saved. Acts with AdamW and its kin. Off by default.",
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", with_setting("channel_scaling")),
     )
     start: str = aside(default="")  # a LoRA file to continue: layers, ranks and alphas are the file's
     beneath: tuple[BeneathConfig, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -126,6 +126,24 @@ class Network(nn.Module):
             yield self
         finally:
             self.attach()
+
+    @contextmanager
+    def watched(self, see: Callable[[str, Tensor], None]) -> Iterator[None]:
+        """Show the inputs of every layer, by its name, inside a `with` block."""
+
+        def hook(name: str, module: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            del module
+            see(name, next(iter((*given, *named.values()))).detach())
+
+        hooks = [
+            module.register_forward_pre_hook(functools.partial(hook, name), with_kwargs=True)
+            for name, module in self._frozen.items()
+        ]
+        try:
+            yield
+        finally:
+            for each in hooks:
+                each.remove()
 
     def set_micro_batch(self, micro_batch: int | None) -> None:
         """Set the micro-batch, counted over the run, whose dropout masks apply; None, the default: no dropout.

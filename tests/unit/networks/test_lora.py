@@ -210,6 +210,38 @@ def test_beginnings_are_those_of_peft(init, theirs):
     assert made.tensors()["lora_down.weight"].shape == (8, 6) and float(made.tensors()["alpha"]) == 8
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+def test_svd_down_begins_along_the_weights_main_directions(kind):
+    base, made, _ = one_layer(kind, init="svd_down")
+    _, plain, _ = one_layer(kind)
+    vectors = torch.linalg.svd(base.weight.flatten(1), full_matrices=False).Vh[: made.rank]
+    rows = made.down.flatten(1) * 3**0.5
+    torch.testing.assert_close((rows @ vectors.t()).abs(), torch.eye(len(rows), dtype=rows.dtype), atol=1e-5, rtol=0)
+    assert not made.up.any() and made.down_0 is None
+    # As long as random rows are, on average over their draws.
+    assert 0.5 < made.down.norm() / plain.down.norm() < 2
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_scaled_channels_compute_as_the_unscaled_factors_do(kind):
+    base, made, x = one_layer(kind, channel_scaling=True)
+    before = made.down.detach().clone()
+    sizes = torch.arange(made.shape[1], dtype=before.dtype) ** 2
+    made.scale_channels(sizes)
+    scales = torch.arange(made.shape[1], dtype=before.dtype) / 2.5  # roots, 1 on average; 0 has a least scale
+    scales[0] = 0.01
+    scales = scales.view(1, -1, *(1,) * (before.dim() - 2))
+    torch.testing.assert_close(made.down, before * scales)
+    torch.nn.init.normal_(made.up, generator=torch.Generator().manual_seed(1))
+    seen = through(base, made, x)
+    bare = copy.deepcopy(made)
+    bare.scales, bare.down.data = None, before
+    torch.testing.assert_close(seen, through(base, bare, x))
+    torch.testing.assert_close(made.tensors()["lora_down.weight"], before)
+    made.scale_channels(torch.zeros_like(sizes))  # of a layer that never saw anything else
+    torch.testing.assert_close(made.down, before)
+
+
 def test_the_largest_singular_values_of_a_large_matrix_are_near_to_the_best():
     g = torch.Generator().manual_seed(0)
     matrix = torch.randn(300, 40, generator=g) @ torch.randn(40, 400, generator=g) + torch.randn(300, 400, generator=g)

@@ -20,7 +20,10 @@ from .product import ProductLayer, wide
 from .shape import Matrix
 from .svd import largest_singular
 
-Init = Literal["default", "orthogonal", "pissa"]
+Init = Literal["default", "orthogonal", "pissa", "svd_down", "eva", "lora_ga"]
+DIFFERENCES = ("orthogonal", "pissa", "lora_ga")  # of init: train the difference from where they begin
+GA_GAMMA = 16.0  # of LoRA-GA's "stable" scale
+LEAST_SCALE = 0.01  # of a channel that is always 0
 
 
 class LoraLayer(ProductLayer):
@@ -34,9 +37,15 @@ class LoraLayer(ProductLayer):
     itself and train scale * (up down - up_0 down_0). The base model is unchanged: parameters are the differences u, d
     from up_0 and down_0, and the delta is scale * (u (down_0 + d) + up_0 d), a LoRA of twice the rank on the original
     model. It starts at exactly zero, never subtracts two large products, and weight decay pulls towards the base model.
+    "lora_ga" (Wang et al. 2024) is such a difference from factors of the first gradients. "svd_down" and "eva"
+    (Paischer et al. 2024) are plain LoRAs whose down begins along W's main directions, or along the inputs'. What is
+    measured on the first batches comes later, by `begin_along`, `begin_at` and `scale_channels`; until then they are
+    as default.
+
+    channel_scaling: down is trained times a scale of each input channel, and divided by it wherever it is used.
     """
 
-    takes = (*ProductLayer.takes, "tucker", "init")
+    takes = (*ProductLayer.takes, "tucker", "init", "channel_scaling")
     endings: ClassVar = {  # of kohya and LyCORIS; of peft, with or without its adapter's name; of diffusers
         "down": (
             "lora_down.weight",
@@ -57,6 +66,7 @@ class LoraLayer(ProductLayer):
     up: nn.Parameter
     down_0: Tensor | None
     up_0: Tensor | None
+    scales: Tensor | None  # (in,), of the input channels
 
     def __init__(
         self,
@@ -69,6 +79,7 @@ class LoraLayer(ProductLayer):
         tucker: bool = False,
         use_scalar: bool = False,
         init: Init = "default",
+        channel_scaling: bool = False,
     ) -> None:
         super().__init__(base, rank, alpha, name=name, seed=seed, use_scalar=use_scalar)
         outputs, inputs, *kernel = self.shape
@@ -84,7 +95,13 @@ class LoraLayer(ProductLayer):
             self.init_zero("up", outputs, rank, *ones)
         self.register_buffer("down_0", None)
         self.register_buffer("up_0", None)
-        if init != "default":
+        self.register_buffer("scales", torch.ones(inputs) if channel_scaling else None)
+        if init == "svd_down":
+            weight = for_linalg(frozen_weight(base, torch.float32).flatten(1))
+            if not weight.is_meta:  # no dry run
+                # Rows as long as the random ones are on average.
+                self.begin_along(largest_singular(weight, rank, draws)[2] / math.sqrt(3))
+        if init in DIFFERENCES:
             down_0, up_0 = _principal(base, self.down.detach(), self.scale, init, draws)
             self.register_buffer("down_0", down_0)
             self.register_buffer("up_0", up_0.view(self.up.shape))
@@ -122,10 +139,42 @@ class LoraLayer(ProductLayer):
     def _factors(self) -> tuple[Tensor, Tensor]:
         """Compute the effective down (R, in, *kernel) and up (out, R, *ones); R is the rank, or twice that."""
         down, up = self.down, self.with_scalar(self.up)
+        if self.scales is not None:
+            down = down / self._per_channel(self.scales)
         if self.down_0 is None or self.up_0 is None:
             return down, up
         # u (down_0 + d) + up_0 d, as one product of thin matrices.
         return torch.cat([self.down_0 + down, down]), torch.cat([up, self.up_0], 1)
+
+    @torch.no_grad()
+    def begin_along(self, rows: Tensor) -> None:
+        """Set the first rows of a plain down, (n, in * k); the others stay random."""
+        self.down.flatten(1)[: len(rows)].copy_(rows)
+
+    @torch.no_grad()
+    def begin_at(self, left: Tensor, right: Tensor) -> None:
+        """Set up_0 and down_0 of "lora_ga" by the singular vectors of W's gradient, (out, n) and (n, in * k).
+
+        Down gets the first right ones, up the left ones behind the first `rank`, so that together they see twice the
+        rank of the gradient, both times out^(1/4) / sqrt(GA_GAMMA).
+        """
+        assert self.down_0 is not None and self.up_0 is not None
+        stable = len(left) ** 0.25 / math.sqrt(GA_GAMMA)
+        right, left = right[: self.rank], left[:, self.rank : 2 * self.rank]
+        self.down_0.flatten(1)[: len(right)].copy_(stable * right)
+        self.up_0.flatten(1)[:, : left.shape[1]].copy_(stable * left)
+
+    @torch.no_grad()
+    def scale_channels(self, sizes: Tensor) -> None:
+        """Set the scales to the roots of the input channels' mean sizes, (in,), 1 on average; change no output."""
+        assert self.scales is not None
+        roots = sizes.sqrt()
+        scales = (roots / roots.mean()).clamp(min=LEAST_SCALE) if roots.any() else torch.ones_like(roots)
+        self.down.mul_(self._per_channel(scales.to(self.down) / self.scales))
+        self.scales.copy_(scales)
+
+    def _per_channel(self, scales: Tensor) -> Tensor:
+        return scales.view(1, -1, *(1,) * (self.down.dim() - 2))
 
     def _mask(self, x: Tensor, positions: int) -> Tensor | None:
         """Draw the dropout mask of `hidden`, (B, R, positions or 1); None: no dropout."""
@@ -218,11 +267,12 @@ def _principal(
     """Compute down_0, shaped like `down`, and up_0 (out, rank) of a frozen weight W.
 
     pissa: scale * up_0 down_0 is the leading part of its singular value decomposition. orthogonal: up_0 and down_0 are
-    the first columns of Q and rows of R of its QR decomposition. Ranks beyond W's keep `down` in down_0, and 0 in up_0.
+    the first columns of Q and rows of R of its QR decomposition. Ranks beyond W's keep `down` in down_0, and 0 in up_0;
+    all of "lora_ga" do, until there is a gradient.
     """
     weight = for_linalg(frozen_weight(base, torch.float32).flatten(1))
     down_0, up_0 = down.to(weight.device).flatten(1).clone(), weight.new_zeros(len(weight), len(down))
-    if weight.is_meta:  # a dry run
+    if weight.is_meta or init == "lora_ga":  # a dry run
         return down_0.view(down.shape), up_0
     if init == "pissa":
         u, sigma, vt = largest_singular(weight, len(down), draws)
