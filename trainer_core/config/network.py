@@ -315,6 +315,7 @@ class LoraConfig(Config):
         advanced=True,
         optional=True,
         acts_with=("algorithm", with_setting("channel_scaling")),
+        beside=True,
     )
     start: str = aside(default="")  # a LoRA file to continue: layers, ranks and alphas are the file's
     beneath: tuple[BeneathConfig, ...] = ()
