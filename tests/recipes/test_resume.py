@@ -182,6 +182,8 @@ CASES = {
         lambda: (after(2),),
     ),
     "muon, convolutions": ({"preset": "full"}, {"name": "muon"}, {}, lambda: (after(2),)),
+    "soap, convolutions": ({"preset": "full"}, {"name": "soap"}, {}, lambda: (after(3),)),
+    "automagic, LoRA+": ({"dtype": "bfloat16"}, {"name": "automagic", "lora_plus_ratio": 4.0}, {}, lambda: (after(3),)),
     "custom, scalar": (
         {"use_scalar": True, "algorithm": "loha"},
         {"name": "custom", "options": {"optimizer": "AdEMAMix"}},

@@ -27,6 +27,7 @@ class Optimizer(NamedTuple):
     in_32bit: int = 0  # values of state for each weight of a matrix, where it takes long to find them by a step
     pages: bool = False  # its state may move to RAM, which needs an NVIDIA GPU
     own_beta1: bool = False  # its class takes beta1 by that name, None for 0, and no tuple of betas
+    lays_out: bool = False  # its state has an order in memory that a file does not keep
     rest: str = ""  # it trains matrices alone, and this optimizer all other weights
 
 
@@ -373,6 +374,56 @@ OPTIMIZERS: dict[str, Optimizer] = {
         in_32bit=1,
         rest="adamw",
     ),
+    "soap": Optimizer(
+        "pytorch_optimizer.SOAP",
+        "pytorch-optimizer",
+        (
+            _decay(0.01),
+            *_betas(0.95, 0.95),
+            _eps(1e-8),
+            _own(
+                "precondition_frequency",
+                10,
+                "Steps between two looks at the directions, 1 to 10000. 10 is usual; more is faster.",
+                1,
+                10_000,
+            ),
+            _own(
+                "max_precondition_dim",
+                256,
+                "Longest side of a matrix that is turned, 1 to 10000. A side of n takes 2 n^2 numbers of memory, so "
+                "256 turns the ranks and small layers alone.",
+                1,
+                10_000,
+            ),
+        ),
+        1e-4,
+        "AdamW along the main directions of each matrix's gradients. AdamW's state and a little more; a step takes "
+        "longer. Settings as AdamW's; its first step only looks.",
+        wanted="4.0",
+        lays_out=True,
+    ),
+    # Its authors' class is part of ai-toolkit, and steps inside of the backward pass, past clipping and accumulation.
+    "automagic": Optimizer(
+        "atelier.Automagic",
+        "torch",
+        (
+            _decay(0.0),
+            _own("beta2", 0.999, "Memory of the mean squared gradient, 0 to 0.999999. 0.999 is usual.", 0, 0.999999),
+            CLIP,
+            _own(
+                "history",
+                4,
+                "Updates of a weight that vote, 2 to 8: the same sign raises the rate, one that alternates lowers it. "
+                "4 is usual; more is surer and slower.",
+                2,
+                8,
+            ),
+        ),
+        1e-4,
+        "Finds its learning rate from the one that is set: up while weights keep their direction, down where they jump "
+        "to and fro. About one byte of state for each weight. Best with a constant schedule.",
+    ),
     "custom": Optimizer(
         "",
         "pytorch-optimizer",
@@ -382,7 +433,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
                 "AdEMAMix",
                 "Class of an optimizer: AdEMAMix, say, or with its library pytorch_optimizer.AdEMAMix. Libraries: "
                 "torch.optim, pytorch_optimizer, prodigyopt, prodigyplus, schedulefree, transformers.optimization, "
-                "bitsandbytes.optim, lion_pytorch, dadaptation.",
+                "bitsandbytes.optim, lion_pytorch, dadaptation, atelier.",
             ),
             _own(
                 "arguments",

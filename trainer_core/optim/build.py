@@ -17,6 +17,7 @@ from ..config.scheduler import RESTARTS
 from .combined import Combined
 from .custom import find_class, finds_step_size, read_arguments, try_out
 from .libraries import classes
+from .restore import lay_out_plainly
 from .rounding import step_in_float32
 
 UPDATE = "bitsandbytes::optimizer_update_8bit_blockwise"  # the operator of its 8-bit optimizers
@@ -56,6 +57,8 @@ def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], s
         optimizer = built_by(members, **kinds[built_by])
         if any(p.dtype == torch.bfloat16 for p in parameters):
             step_in_float32(optimizer, seed, part)
+        if OPTIMIZERS[config.name].lays_out:
+            lay_out_plainly(optimizer)
         if averages(config):
             optimizer.train()
         built.append(optimizer)
@@ -135,8 +138,8 @@ def _own_arguments(config: OptimizerConfig) -> dict[str, Any]:
     given.pop("separate", None)
     if kind.own_beta1:
         given["beta1"] = given["beta1"] or None
-    elif betas := tuple(given.pop(name) for name in ("beta1", "beta2", "beta3") if name in given):
-        given["betas"] = betas
+    elif "beta1" in given:
+        given["betas"] = tuple(given.pop(name) for name in ("beta1", "beta2", "beta3") if name in given)
     return {**given, **kind.fixed}
 
 

@@ -56,6 +56,12 @@ def _bitsandbytes() -> Any:
     return bitsandbytes.optim
 
 
+def _own() -> Any:
+    from . import automagic
+
+    return automagic
+
+
 def _lion_pytorch() -> Any:
     import lion_pytorch
 
@@ -79,6 +85,7 @@ LIBRARIES = {
     "transformers.optimization": Library("transformers", _transformers),
     "bitsandbytes.optim": Library("bitsandbytes", _bitsandbytes),
     "lion_pytorch": Library("lion-pytorch", _lion_pytorch),
+    "atelier": Library("torch", _own),
     "dadaptation": Library("dadaptation", _dadaptation),
 }
 

@@ -28,6 +28,18 @@ def load_exactly(optimizer: Any, state: Mapping[str, Any]) -> None:
                     part.state[parameter][name] = value.to(loaded.device, copy=True)
 
 
+def lay_out_plainly(optimizer: Any) -> None:
+    """Keep lists of matrices in an optimizer's state row by row, as a file has them: products round by the order."""
+
+    def straighten(*_: object) -> None:
+        for state in optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, list):
+                    state[name] = [each.contiguous() if isinstance(each, Tensor) else each for each in value]
+
+    optimizer.register_step_post_hook(straighten)
+
+
 def check_shapes(optimizer: Any, state: Mapping[str, Any], build: Callable[[Sequence[dict[str, Any]]], Any]) -> None:
     """Raise LookupError for a state_dict of tensors in other shapes than the optimizer's own, or of other parameters.
 

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import json
 import math
 import sys
@@ -31,6 +32,7 @@ from lora_atelier.trainer_core.optim import (
 )
 from lora_atelier.trainer_core.optim.average import ema_decay
 from lora_atelier.trainer_core.optim.combined import Combined
+from lora_atelier.trainer_core.optim.restore import lay_out_plainly
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CONSTANT = SchedulerConfig(name="constant")
@@ -105,10 +107,13 @@ DIRECT = {
     "sgd": {"momentum": 0.9, "nesterov": True},
     "rmsprop": {"alpha": 0.99},
     "radam": {"decoupled_weight_decay": True},
+    "soap": {"betas": (0.95, 0.95), "precondition_frequency": 10, "max_precondition_dim": 256},
+    "automagic": {"beta2": 0.999, "clip_threshold": 1.0, "history": 4},
     "custom": {},
 }
 DECAY = {
     **dict.fromkeys(("adafactor", "sgd", "rmsprop", "prodigy_plus_schedule_free"), 0),
+    "automagic": 0,
     **dict.fromkeys(("sgd8bit", "rmsprop8bit", "adagrad8bit"), 0),
     **dict.fromkeys(("lion", "lion8bit", "paged_lion8bit"), 0.05),
 }
@@ -119,7 +124,7 @@ def test_each_optimizer_goes_where_its_library_goes(name):
     ours, theirs = weights(device=device_of(name)), weights(device=device_of(name))
     optimizer = built(OptimizerConfig(name=name), ours)
     path = OPTIMIZERS[name].path or "pytorch_optimizer.AdEMAMix"
-    module, _, kind = path.rpartition(".")
+    module, _, kind = path.replace("atelier.", f"{build.__package__}.automagic.").rpartition(".")
     decay = {} if name == "custom" else {"weight_decay": DECAY.get(name, 0.01)}
     groups = [
         {"params": theirs[:3], "lr": LR[name], **decay},
@@ -129,6 +134,8 @@ def test_each_optimizer_goes_where_its_library_goes(name):
     reference = getattr(importlib.import_module(module), kind)(groups, **rate, **DIRECT[name])
     if OPTIMIZERS[name].averages:
         reference.train()
+    if OPTIMIZERS[name].lays_out:
+        lay_out_plainly(reference)
     descend(optimizer, ours, range(20))
     descend(reference, theirs, range(20))
     if OPTIMIZERS[name].averages:  # what is used is the average in them
@@ -137,6 +144,71 @@ def test_each_optimizer_goes_where_its_library_goes(name):
         for our, their, begin in zip(ours, theirs, weights(), strict=True):
             torch.testing.assert_close(our, their, rtol=1e-6, atol=1e-7)
             assert not torch.equal(our, begin)
+
+
+def automagic(weights, gradients, lr, history):
+    """Return where Automagic gets to, and its rate after each step, element by element in Python's numbers."""
+    d, rates, rows, columns = 1.0, [], None, None
+    signs = []
+    for t, gradient in enumerate(gradients, 1):
+        high, wide = len(gradient), len(gradient[0])
+        squares = [[g * g for g in row] for row in gradient]
+        row_means = [sum(row) / wide for row in squares]
+        column_means = [sum(row[j] for row in squares) / high for j in range(wide)]
+        rows = [0.999 * a + 0.001 * b for a, b in zip(rows or [0] * high, row_means, strict=True)]
+        columns = [0.999 * a + 0.001 * b for a, b in zip(columns or [0] * wide, column_means, strict=True)]
+        bias = 1 - 0.999**t
+        middle = sum(rows) / high
+        u = [
+            [gradient[i][j] / math.sqrt(rows[i] * columns[j] / middle / bias) for j in range(wide)] for i in range(high)
+        ]
+        long = max(1.0, math.sqrt(sum(each * each for row in u for each in row) / (high * wide)))
+        u = [[min(1.0, max(-1.0, each / long)) for each in row] for row in u]
+        signs.append([[each > 0 for each in row] for row in u])
+        weights = [[w - lr * d * each for w, each in zip(*pair, strict=True)] for pair in zip(weights, u, strict=True)]
+        agreed = whole = 0.0
+        for i, j in ((i, j) for i in range(high) for j in range(wide) if t >= history):
+            last = [sign[i][j] for sign in signs[-history:]]
+            flips = [a != b for a, b in itertools.pairwise(last)]
+            agreed += abs(u[i][j]) * (not any(flips)) - abs(u[i][j]) * all(flips)
+            whole += abs(u[i][j])
+        d *= math.exp(agreed / whole) if whole else 1
+        rates.append(d)
+    return weights, rates
+
+
+@pytest.mark.parametrize("history", [2, 3, 8])
+def test_automagic_follows_its_rule(history):
+    draws = torch.Generator().manual_seed(history)
+    gradients = torch.randn(14, 5, 7, generator=draws, dtype=torch.float64)
+    gradients[:, :2] = gradients[:1, :2]  # some keep their direction
+    gradients[1::2, 2:4] = -gradients[::2, 2:4]  # some go to and fro
+    begin = torch.randn(5, 7, generator=draws, dtype=torch.float64)
+    parameter = torch.nn.Parameter(begin.float())
+    config = OptimizerConfig(name="automagic", options={"history": history})
+    optimizer = build_optimizer(config, [{"params": [parameter], "lr": 0.02}])
+    rates = []
+    for gradient in gradients:
+        parameter.grad = gradient.float()
+        optimizer.step()
+        rates.append(learning_rate(optimizer) / 0.02)
+    weights, expected = automagic(begin.tolist(), gradients.tolist(), 0.02, history)
+    assert rates == pytest.approx(expected, rel=1e-5) and rates[history - 2] == 1 != rates[history - 1]
+    torch.testing.assert_close(parameter.detach().double(), torch.tensor(weights).double(), rtol=1e-5, atol=1e-5)
+
+
+def test_automagic_finds_one_rate_from_far_apart():
+    """In a noisy bowl a small rate rises, as weights move one way, and a large one falls, as they jump across."""
+    found = []
+    for rate in (1e-4, 1e-2, 3.0):
+        draws = torch.Generator().manual_seed(1)
+        parameter = torch.nn.Parameter(torch.randn(32, 32, generator=draws) + 2)
+        optimizer = build_optimizer(OptimizerConfig(name="automagic"), [{"params": [parameter], "lr": rate}])
+        for _ in range(80):
+            parameter.grad = parameter.detach() + torch.randn(32, 32, generator=draws)
+            optimizer.step()
+        found.append(learning_rate(optimizer))
+    assert max(found) < 2 * min(found) and 0.02 < min(found) < 0.2
 
 
 @pytest.mark.skipif(not MUON, reason="torch has no Muon before 2.9")

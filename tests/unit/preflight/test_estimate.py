@@ -163,12 +163,26 @@ def test_the_state_is_as_large_as_that_of_the_optimizer(name):
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
     states = [state for part in getattr(optimizer, "parts", [optimizer]) for state in part.state.values()]
-    kept = [t for state in states for t in state.values() if isinstance(t, torch.Tensor)]
+    values = [value for state in states for value in state.values()]
+    kept = [t for value in values for t in (value if isinstance(value, list) else [value])]
+    kept = [t for t in kept if isinstance(t, torch.Tensor)]
     tables = (
         256 * 4 * {"adamw8bit": 2, "ademamix8bit": 2}.get(name, name.endswith("8bit"))
     )  # of 8-bit values, one for all parameters
     found = sum(count * dtype.itemsize for count, dtype in optimizer_state(parameters, config))
     assert found == LiveBytes().count(kept) - tables
+
+
+def test_what_soap_and_automagic_keep_is_counted():
+    """SOAP: AdamW's two numbers of each weight, and two squares of each side up to the limit. Automagic: a byte."""
+
+    def size(name, **options):
+        config = OptimizerConfig(name=name, options=options)
+        return sum(count * dtype.itemsize for count, dtype in optimizer_state([torch.ones(16, 300)], config))
+
+    assert size("soap") == 4 * (2 * 16 * 300 + 2 * 16**2)
+    assert size("soap", max_precondition_dim=300) == 4 * (2 * 16 * 300 + 2 * 16**2 + 2 * 300**2)
+    assert size("automagic") == 16 * 300 + 4 * (16 + 300)
 
 
 def test_a_running_average_is_part_of_the_state_where_it_is_kept():

@@ -474,6 +474,18 @@ def test_a_rate_of_0_is_not_trained_and_an_estimator_stays_one(tmp_path):
     assert config.optimizer.name == "prodigy" and config.optimizer.options["safeguard_warmup"] is False
 
 
+def test_soap_and_automagic_keep_what_their_programs_set(tmp_path):
+    text = "network_dim = 8\npretrained_model_name_or_path = 'm'\nlearning_rate = 1e-4\noptimizer_type = 'SOAP'\n"
+    optimizer = read_open(read_foreign(saved(tmp_path, "soap.toml", text)).values).optimizer
+    assert optimizer.name == "soap" and optimizer.options["max_precondition_dim"] == 10_000
+    job = "config: {process: [{type: sd_trainer, train: {lr: 1e-5, optimizer: automagic3}, network: {type: lora}}]}"
+    found = read_foreign(saved(tmp_path, "auto.yaml", job)).values["optimizer"]
+    assert (found["name"], found["options"]["history"], found["learning_rate"]) == ("automagic", 8, 1e-5)
+    earlier = saved(tmp_path, "auto2.yaml", job.replace("automagic3", "automagic2"))
+    with pytest.raises(ValueError, match="automagic2"):
+        read_foreign(earlier)
+
+
 def test_a_dump_of_defaults_leaves_nothing(tmp_path):
     dump = {name: value for name, value in sd_scripts.DEFAULTS.items() if name not in ("num_repeats", "batch_size")}
     dump |= {"pretrained_model_name_or_path": "m", "seed": None, "unet_lr": None, "vae": "", "color_aug": False}

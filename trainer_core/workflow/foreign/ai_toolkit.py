@@ -217,7 +217,7 @@ def _train(found: Imported, given: Given, trigger: str, *, second: bool) -> None
         if key == "betas":
             for setting, each in zip(("beta1", "beta2"), listing(value), strict=False):
                 found.put(f"optimizer.options.{setting}", real(each))
-        elif key in known:
+        elif (key := {"polarity_history": "history"}.get(key, key)) in known:
             found.put(f"optimizer.options.{key}", value if isinstance(value, bool) else real(value))
         else:
             found.leave(f"train.optimizer_params.{key}", value)
@@ -276,17 +276,22 @@ def _guidance(found: Imported, given: Given) -> None:
         )
 
 
+THEIR_OPTIMIZERS = {"adam": "adamw", "adam8bit": "adamw8bit", "automagic3": "automagic"}
+
+
 def _optimizer(found: Imported, kind: str) -> str:
     """Set the optimizer, with the numbers that it is built with there; an estimator's rate below 0.1 is 1."""
     plain = kind.lower()
-    if plain.startswith("automagic"):
+    if plain.startswith("automagic") and plain != "automagic3":  # earlier ones have a rate for each weight
         raise without_counterpart("optimizer", kind)
-    known = "prodigy" if plain.startswith("prodigy") else {"adam": "adamw", "adam8bit": "adamw8bit"}.get(plain, kind)
+    known = "prodigy" if plain.startswith("prodigy") else THEIR_OPTIMIZERS.get(plain, kind)
     name = put_optimizer(found, known)
     if plain in ("adam", "adam8bit", "adam8"):
         found.put("optimizer.options.weight_decay", 0.0)
     if name in ("adamw", "adamw8bit", "prodigy"):
         found.put("optimizer.options.eps", 1e-6)
+    if name == "automagic":
+        found.put("optimizer.options.history", 8)
     if name == "adafactor":
         found.values["optimizer"]["options"] |= {"relative_step": False, "scale_parameter": False}
     if plain.startswith(("prodigy", "dadapt")):

@@ -113,7 +113,7 @@ TO_OPTIMIZERS = {
     "adamw": "AdamW", "adamw8bit": "AdamW8bit", "paged_adamw8bit": "PagedAdamW8bit", "lion": "Lion",
     "lion8bit": "Lion8bit", "paged_lion8bit": "PagedLion8bit", "adafactor": "AdaFactor", "prodigy": "Prodigy",
     "sgd": "SGDNesterov", "sgd8bit": "SGDNesterov8bit", "schedulefree_adamw": "schedulefree.AdamWScheduleFree",
-    "came": "pytorch_optimizer.CAME",
+    "came": "pytorch_optimizer.CAME", "soap": "pytorch_optimizer.SOAP",
 }  # fmt: skip
 TO_PRECISIONS = {"float32": "no", "float16": "fp16", "bfloat16": "bf16", "auto": "bf16"}
 LARGEST_SIDE = 8192  # which stands for none

@@ -109,6 +109,7 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {  # where those of the library 
     "prodigy_plus_schedule_free": {"weight_decay": 0.0},
     "radam": {"weight_decay": 0.0},
     "schedulefree_adamw": {"weight_decay": 0.0},
+    "soap": {"max_precondition_dim": 10_000},
 }
 PLAIN: dict[str, tuple[str, Convert]] = {  # of sd-scripts -> our setting, and how its value is read
     "vae": ("base_model.vae", str),
