@@ -33,7 +33,7 @@ from .training.saving import Saving, disk_errors_explained, save, save_interrupt
 from .training.start import train_job
 from .training.state import Run
 from .training.step import Passes, StepNumbers, measured, micro_batches_of, parameters_of, report_step
-from .training.validate import check_prediction, measure
+from .training.validate import check_prediction, measure, plateau_factor
 
 
 @disk_errors_explained()
@@ -153,8 +153,8 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
         began, numbers = time.perf_counter(), None
         if freeze_stopped(run.network, config, run.base, plan, run.at, stopped):
             read = run.reader(training=text_is_trained(run.network, config, run.base, stopped))
-        factor = factor_on(run.curve, run.at, config.scheduler)
-        # A function of the step alone, so that a resumed run needs no state of a scheduler.
+        # A function of the step and the measurements, so that a resumed run needs no state of a scheduler.
+        factor = factor_on(run.curve, run.at, config.scheduler) * plateau_factor(run)
         for group in run.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
         # The block swallows an attempt that is to be repeated, and `numbers` stays None.

@@ -25,6 +25,7 @@ from lora_atelier.trainer_core.config import (
     ObjectiveConfig,
     SampleConfig,
     SavesConfig,
+    TrainConfig,
 )
 from lora_atelier.trainer_core.objective.path import Mix
 from lora_atelier.trainer_core.runs import open_run
@@ -96,6 +97,46 @@ def test_an_early_end_keeps_exactly_the_best_weights(config, tmp_path, cache, mo
         assert metadata["atelier.validation_loss"] == f"{measured[steps]:.6g}"
 
 
+def test_the_rate_falls_by_plateaus_and_the_run_goes_on_from_its_best_weights(config, tmp_path, cache, monkeypatch):
+    """Without momentum, and with a rate of 0 after the fall, the last weights are the ones that it went back to."""
+    plain = {"name": "sgd", "options": {"momentum": 0.0, "nesterov": False}, "learning_rate": 0.1}
+    curve = {"name": "points", "points": "0:1, 0.65:1, 0.65:0"}
+    train = {"steps": 6, "validate_every": 1, "plateau_patience": 2, "plateau_factor": 0.25}
+    config = change(config, train=train, optimizer=plain)
+    losses = (0.9, 0.7, 0.5, 0.6, 0.5, 0.55, 0.9)  # of the best, after step 2, then none lower
+    notes, rates = [], []
+    find(monkeypatch, *losses)
+    told = {"note": notes.append, "step": lambda report: rates.append(report.learning_rates["lora_unet"])}
+    run(config, tmp_path / "a", cache, **told)
+    assert rates == pytest.approx([0.1] * 4 + [0.025] * 2)
+    assert any("After step 4 the validation loss had not fallen in 2 measurements" in note for note in notes)
+    assert any("at 0.25 of the learning rate, from the weights of step 2." in note for note in notes)
+    found = {}
+    for back in (True, False):
+        find(monkeypatch, *losses)
+        result = run(change(config, train={"plateau_roll_back": back}, scheduler=curve), tmp_path / str(back), cache)
+        found[back] = (load_file(result.path), load_file(result.others[0]))
+    assert equal(*found[True]) and equal(found[True][0], found[False][0]) and not equal(*found[False])
+
+
+@pytest.mark.parametrize(
+    ("losses", "steps"),
+    [
+        ((9, 5, 5, 5, 5, 5), [3, 5]),  # the one before the first step does not count
+        ((9, 5, 6, 4.9, 4.8, 4.7), [3, 5]),  # too little, by the share
+        ((9, 5, 6, 4, 6, 3), []),
+        ((9, math.nan, 5, math.nan, 5, 5), [4]),
+    ],
+)
+def test_a_plateau_is_a_function_of_the_measurements(losses, steps):
+    train = TrainConfig(plateau_patience=2, validate_every=1, early_stop_min_improvement=0.1)
+    measured = list(enumerate(losses))
+    assert validate.falls(train, measured) == steps
+    assert validate.falls(TrainConfig(), measured) == []
+    for end in range(len(losses)):  # what comes later changes nothing
+        assert validate.falls(train, measured[:end]) == [step for step in steps if step < end]
+
+
 def test_the_best_is_kept_without_an_early_end_and_when_a_run_is_stopped(config, tmp_path, cache, monkeypatch):
     kept = change(config, train={"steps": 4, "validate_every": 1, "keep_best": True})
     find(monkeypatch, 0.9, 0.7, 0.5, 0.6, 0.8)
@@ -150,6 +191,7 @@ def test_what_cannot_be_kept_or_logged_is_refused_before_a_model_is_loaded(confi
     never = NeverLoaded(config.base_model)
     trained = config.replace(dataset=DatasetConfig(concepts=config.dataset.concepts[:2]))
     cases = {
+        "plateau_patience 3 needs pictures that are not trained": dict(plateau_patience=3, validate_every=1),
         "early_stop_patience 3 needs pictures that are not trained": dict(early_stop_patience=3, validate_every=1),
         "keep_best needs pictures that are not trained": dict(keep_best=True, validate_every=1),
         "log is csv, but there is no folder for logs": dict(log="csv"),

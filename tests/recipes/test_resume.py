@@ -203,6 +203,19 @@ CASES = {
         },
         lambda: (inside(1, 2), measured(3)),
     ),
+    "a rate that falls by plateaus, average": (
+        {},
+        AVERAGE,
+        {
+            "train": {
+                "steps": 6,
+                "validate_every": 1,
+                "plateau_patience": 1,
+                "early_stop_min_improvement": 0.9,
+            }
+        },
+        lambda: (inside(1, 2), measured(3)),
+    ),
     "guidance, preservation, ranks by timestep, uncertainty": (
         {"dropout": 0.2, "timestep_rank": 1, "init": "eva"},
         {},

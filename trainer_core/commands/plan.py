@@ -161,7 +161,13 @@ def measure(
 def shortened(config: RunConfig) -> RunConfig:
     """Shorten a run to its first steps; what they compute stays, and nothing is saved or drawn on the way."""
     train = config.train.replace(
-        steps=MEASURED, epochs=0, validate_every=0, keep_best=False, early_stop_patience=0, log="none"
+        steps=MEASURED,
+        epochs=0,
+        validate_every=0,
+        keep_best=False,
+        early_stop_patience=0,
+        plateau_patience=0,
+        log="none",
     )
     return config.replace(
         train=train,

@@ -78,8 +78,8 @@ class TrainConfig(Config):
     )
     early_stop_min_improvement: float = row(
         0.0,
-        "For early_stop_patience: the share by which the validation loss must fall, 0 to 0.9: 0.01 = one per cent "
-        "below the lowest so far. 0 = any fall counts.",
+        "For early_stop_patience and plateau_patience: the share by which the validation loss must fall, 0 to 0.9: "
+        "0.01 = one per cent below the lowest so far. 0 = any fall counts.",
         span=(0, 0.9, 0.001),
         advanced=True,
         node="Validation",
@@ -107,6 +107,30 @@ class TrainConfig(Config):
         " and the pictures' content choose which; the report names them. 0 = none.",
         span=(0, 0.9, 0.05),
         round=0.001,
+        optional=True,
+        node="Validation",
+    )
+    plateau_patience: int = row(
+        0,
+        "Learning rate by plateau: it falls after this many measurements in a row without a lower validation loss. 2 "
+        "to 4 suit most. Needs validate_every, and turns keep_best on. 0 (default) = off.",
+        span=(0, 1000),
+        optional=True,
+        node="Validation",
+    )
+    plateau_factor: float = row(
+        0.5,
+        "For plateau_patience: what the learning rate is multiplied by at each fall, 0.01 to 0.99.",
+        span=(0.01, 0.99, 0.05),
+        round=0.001,
+        advanced=True,
+        optional=True,
+        node="Validation",
+    )
+    plateau_roll_back: bool = row(
+        True,
+        "For plateau_patience: at each fall the weights go back to those of the lowest validation loss. Off: they stay.",
+        advanced=True,
         optional=True,
         node="Validation",
     )
@@ -146,6 +170,8 @@ class TrainConfig(Config):
         """Name the setting that keeps the best weights, with its value; "" if the last weights are kept."""
         if self.early_stop_patience:
             return f"early_stop_patience {self.early_stop_patience}"
+        if self.plateau_patience:
+            return f"plateau_patience {self.plateau_patience}"
         return "keep_best" if self.keep_best else ""
 
 

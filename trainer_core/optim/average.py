@@ -38,6 +38,12 @@ class Ema:
         for average, parameter in zip(self.averages, self.parameters, strict=True):
             average.lerp_(parameter.detach().to(average), weight)
 
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Set the average to the parameters as they are."""
+        for average, parameter in zip(self.averages, self.parameters, strict=True):
+            average.copy_(parameter)
+
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Swap in the average for the length of a `with` block, and restore the parameters exactly afterwards."""

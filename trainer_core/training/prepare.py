@@ -144,7 +144,7 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     check_sizes(plan, outline)
     check_schedule(plan.steps, config.scheduler)
     check_stops(config.optimizer, plan, config.lora.embeddings)
-    check_validation(config.train, plan)
+    check_validation(config.train, plan, config.optimizer)
     if config.base_model.prompt_weights:
         check_weighted((*sorted(plan.captions()), *sorted(config.sample.texts())))
     check_embeddings(config.lora.embeddings, plan, outline)

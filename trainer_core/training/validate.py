@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from ..common.rng import generator
 from ..common.wording import count
-from ..config import TrainConfig, setting
+from ..config import OptimizerConfig, TrainConfig, setting
 from ..data.plan import MicroBatch, Plan, Sample
 from ..memory import in_parts
 from ..objective import draws_at, strengths
 from ..objective.loss import sample_losses
-from ..optim import averaged
+from ..optim import averaged, averages, describe
 from .batch import ReadConditioning
 from .state import Best, Run
 
@@ -25,8 +25,16 @@ TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # noise levels of the validation loss, as sha
 Measurements = Sequence[tuple[int, float]]  # (steps finished, validation loss)
 
 
-def check_validation(train: TrainConfig, plan: Plan) -> None:
-    """Raise ValueError when settings need a validation loss and no concept has the role validation."""
+def check_validation(train: TrainConfig, plan: Plan, optimizer: OptimizerConfig) -> None:
+    """Raise ValueError when settings need a validation loss and no concept has the role validation.
+
+    Also where the rate would fall by it, and the optimizer has no rate that falls.
+    """
+    if train.plateau_patience and (averages(optimizer) or optimizer.options.get("relative_step")):
+        raise ValueError(
+            f"{describe(optimizer, False)} sets its learning rate itself, so that no plateau lowers it; set "
+            f"{setting('train.plateau_patience')} to 0, or {setting('optimizer.name')} to adamw."
+        )
     if train.keeps_by and not plan.validation:
         raise ValueError(
             f"{train.keeps_by} needs pictures that are not trained, and there are none; set "
@@ -52,6 +60,48 @@ def without_improvement(measured: Measurements, share: float) -> int:
         elif steps:
             since += 1
     return since
+
+
+def falls(train: TrainConfig, measured: Measurements) -> list[int]:
+    """List the steps after which the rate falls by plateau: a function of the measurements alone.
+
+    After a fall the patience begins anew, and the lowest loss so far stays.
+    """
+    lowest, since, found = math.inf, 0, list[int]()
+    for steps, loss in measured if train.plateau_patience else ():
+        if steps and loss < lowest * (1 - train.early_stop_min_improvement):
+            lowest, since = loss, 0
+        elif steps:
+            since += 1
+        if since == train.plateau_patience:
+            found.append(steps)
+            since = 0
+    return found
+
+
+def plateau_factor(run: Run) -> float:
+    """Compute the factor on the learning rate after the plateaus so far."""
+    return run.config.train.plateau_factor ** len(falls(run.config.train, run.validation))
+
+
+def go_back(run: Run) -> None:
+    """Tell of a fall of the rate after the last measurement, and go on from the best weights if that is wanted.
+
+    The optimizer's memory stays. Once more at the same step it changes nothing, as in a run that resumes there.
+    """
+    train, at = run.config.train, run.at
+    if not 0 < at < run.plan.steps or at not in falls(train, run.validation):
+        return
+    where = ""
+    if train.plateau_roll_back and run.best is not None:
+        where = f", from the weights of step {run.best.steps}"
+        run.network.load_state_dict(run.best.weights)
+        if run.ema is not None:
+            run.ema.restart()
+    run.callbacks.note(
+        f"After step {at} the validation loss had not fallen in {count(train.plateau_patience, 'measurement')}: the "
+        f"run goes on at {plateau_factor(run):.3g} of the learning rate{where}."
+    )
 
 
 def early_end(train: TrainConfig, measured: Measurements, steps: int) -> str:
@@ -83,6 +133,7 @@ def measure(run: Run) -> None:
         callbacks.validation(at, loss)
         if levels:
             callbacks.validation_levels(at, levels)
+    go_back(run)
     if sentence := early_end(config.train, run.validation, plan.steps):
         callbacks.note(sentence)
         run.ended = True

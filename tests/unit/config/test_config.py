@@ -182,6 +182,7 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (c.TrainConfig, {"resolution": 64, "bucket_step": 128}, "bucket_step"),
     (c.TrainConfig, {"seed": -1}, "seed"),
     (c.TrainConfig, {"early_stop_min_improvement": 1}, "early_stop_min_improvement"),
+    (c.TrainConfig, {"plateau_patience": 3}, "plateau_patience 3 needs .* set validate_every of"),
     (c.TrainConfig, {"early_stop_patience": 3}, "early_stop_patience 3 needs .* set validate_every of"),
     (c.SampleConfig, {"width": 500}, "multiple of 8"),
 ]
