@@ -403,6 +403,16 @@ class ConceptConfig(Config):
         node="Pictures",
         label="min_picture_side",
     )
+    batch_size: int = row(
+        0,
+        "Pictures per batch of this concept, 1 to 4096; its batches then hold no other concept. 0 (default) = that of "
+        "Train LoRA.",
+        span=(1, 4096),
+        open=0,
+        advanced=True,
+        optional=True,
+        node="Pictures",
+    )
     leave_out: tuple[str, ...] = row(
         (),
         "Pictures that are not used: names within the folder, separated by commas. * stands for any text, ? for any"

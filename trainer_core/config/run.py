@@ -129,7 +129,8 @@ class TrainConfig(Config):
     )
     plateau_roll_back: bool = row(
         True,
-        "For plateau_patience: at each fall the weights go back to those of the lowest validation loss. Off: they stay.",
+        "For plateau_patience: at each fall the weights go back to those of the lowest validation loss. Off: they "
+        "stay.",
         advanced=True,
         optional=True,
         node="Validation",

@@ -259,6 +259,17 @@ class Plan:
                 found[self._buckets[i][resolution].bucket].add(i)
         return dict(sorted(found.items()))
 
+    def batch_size(self, picture: int) -> int:
+        """The size of a full batch of a picture's concept."""
+        return self.concepts[picture].batch_size or self.train.batch_size
+
+    def smaller_batches(self, epoch: int) -> dict[Size, int]:
+        """Count the batches of an epoch that are not full, by bucket."""
+        found: defaultdict[Size, int] = defaultdict(int)
+        for bucket, items in self._epoch(epoch):
+            found[bucket] += len(items) < self.batch_size(items[0][0])
+        return found
+
     def batch_sizes(self, epoch: int) -> dict[Size, list[int]]:
         """List the sizes of the batches of an epoch, by bucket."""
         sizes: defaultdict[Size, list[int]] = defaultdict(list)
@@ -275,7 +286,7 @@ class Plan:
         batches += self._epoch(whole)[:rest] if rest else []
         found: dict[Size, int] = {}
         for bucket, items in batches:
-            found[bucket] = max(found.get(bucket, 0), min(len(items), self.train.batch_size))
+            found[bucket] = max(found.get(bucket, 0), min(len(items), self.batch_size(items[0][0])))
         return dict(sorted(found.items()))
 
     def concept_names(self) -> dict[int, str]:
@@ -417,11 +428,11 @@ class Plan:
     def _epoch(self, epoch: int) -> list[_Batch]:
         """Build one epoch's batches: shuffle each group, cut it into batches, shuffle the batches."""
         if self._order[0] != epoch:
-            size, seed = self.train.batch_size, self.train.seed
+            seed = self.train.seed
             batches: list[_Batch] = []
             for (bucket, concept), items in sorted(self._groups(epoch).items()):
                 index = (epoch, *bucket) if concept < 0 else (epoch, *bucket, concept)
-                order = shuffled(items, generator(seed, "order", *index))
+                order, size = shuffled(items, generator(seed, "order", *index)), self.batch_size(items[0][0])
                 batches += [(bucket, tuple(order[i : i + size])) for i in range(0, len(order), size)]
             self._order = (epoch, shuffled(batches, generator(seed, "order", epoch)))
         return self._order[1]
@@ -435,8 +446,12 @@ class Plan:
         return groups
 
     def _group(self, picture: int, resolution: int) -> Group:
-        concept = -1 if self.train.buckets.mix_concepts else self.manifest.pictures[picture].concept
-        return self._buckets[picture][resolution].bucket, concept
+        return self._buckets[picture][resolution].bucket, self._among(picture)
+
+    def _among(self, picture: int) -> int:
+        """Find the concept that a picture's batches are of, -1 where concepts mix."""
+        mixed = self.train.buckets.mix_concepts and not self.concepts[picture].batch_size
+        return -1 if mixed else self.manifest.pictures[picture].concept
 
     def _first_visit(self, picture: int, epoch: int) -> int:
         """Count the visits of a picture before an epoch: floor(epoch * rate + offset).
@@ -460,7 +475,7 @@ class Plan:
             if self.same_every_epoch and len(known) > 1:
                 return known[1] * epoch
             groups = self._groups(len(known) - 1).values()
-            known.append(known[-1] + sum(-(-len(items) // self.train.batch_size) for items in groups))
+            known.append(known[-1] + sum(-(-len(items) // self.batch_size(items[0][0])) for items in groups))
         return known[epoch]
 
     def _epoch_of(self, index: int) -> tuple[int, int]:
@@ -486,8 +501,8 @@ class Plan:
 
     def _merge(self, choices: list[list[BucketChoice]]) -> None:
         """Move the pictures of buckets that cannot fill a batch to the nearest bucket of the same resolution."""
-        mixed = self.train.buckets.mix_concepts
-        among = [-1 if mixed else picture.concept for picture in self.manifest.pictures]
+        among = [self._among(i) for i in range(len(self.manifest.pictures))]
+        full = {among[i]: self.batch_size(i) for i in self.trained}
         visits: defaultdict[tuple[str, int], defaultdict[Size, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
         for i in self.trained:
             for text, choice in zip(self.resolutions[i], choices[i], strict=True):
@@ -495,7 +510,7 @@ class Plan:
         # in whole parts of a visit, so that half a visit per epoch counts exactly
         parts = math.lcm(*(n.denominator for each in visits.values() for n in each.values()))
         moves = {
-            key: merge_buckets({bucket: int(n * parts) for bucket, n in each.items()}, self.train.batch_size * parts)
+            key: merge_buckets({bucket: int(n * parts) for bucket, n in each.items()}, full[key[1]] * parts)
             for key, each in visits.items()
         }
         for i in self.trained:

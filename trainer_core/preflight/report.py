@@ -102,7 +102,10 @@ def _describe_length(plan: Plan) -> Iterator[str]:
         f"{count(plan.trained, 'picture')}{held},{each} {count(visits, 'visit')} and "
         f"{count(plan.batches_in(0), 'batch', 'batches')} per epoch."
     )
-    size = f"batch {train.batch_size}" + (f" x {train.accumulate} accumulated" if train.accumulate > 1 else "")
+    own = sorted({plan.batch_size(i) for i in plan.trained}) or [train.batch_size]
+    size = (
+        "batch " + " or ".join(map(str, own)) + (f" x {train.accumulate} accumulated" if train.accumulate > 1 else "")
+    )
     yield f"{count(plan.steps, 'step')} of {size} = {count(round(plan.epochs, 2), 'epoch')}."
 
 
@@ -154,7 +157,7 @@ def _bucket_table(plan: Plan) -> str:
         cropped = [crop.crop_share(size) for crop, size in crops]
         scale = max(crop.scale(size) for crop, size in crops)
         sizes = batches.get(bucket, [])
-        smaller = sum(size < plan.train.batch_size for size in sizes)
+        smaller = plan.smaller_batches(0)[bucket]
         rows.append(
             (
                 size_text(bucket),

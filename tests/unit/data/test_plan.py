@@ -591,6 +591,29 @@ def plan_of(sizes: list[Size], concept: dict[str, Any] | None = None, **train: A
     return build_plan(Manifest(pictures=pictures, outcomes=outcomes), dataset, TrainConfig(**train))
 
 
+def test_a_concept_has_batches_of_its_own_size() -> None:
+    """Its batches hold no other concept, whether or not the others mix."""
+    pictures = tuple(
+        Picture(path=Path(f"{i}.png"), name=f"{i}.png", concept=i // 7, width=512, height=512, digest=str(i))
+        for i in range(21)
+    )
+    outcomes = tuple(FileOutcome(concept=p.concept, name=p.name, outcome="picture") for p in pictures)
+    for mixed in (True, False):
+        concepts = tuple(ConceptConfig(folder=name, batch_size=size) for name, size in (("a", 0), ("b", 3), ("c", 0)))
+        train = TrainConfig(batch_size=4, epochs=2, buckets=BucketConfig(mix_concepts=mixed))
+        plan = build_plan(Manifest(pictures=pictures, outcomes=outcomes), DatasetConfig(concepts=concepts), train)
+        found: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for batch in micro_batches(plan):
+            of = tuple(sorted({pictures[sample.picture].concept for sample in batch.samples}))
+            found[(1,) if of == (1,) else (0, 2) if mixed else of].append(len(batch.samples))
+        own = {(1,): [1, 1, 3, 3, 3, 3]}
+        rest = {(0, 2): [2, 2, 4, 4, 4, 4, 4, 4]} if mixed else {(0,): [3, 3, 4, 4], (2,): [3, 3, 4, 4]}
+        assert {of: sorted(sizes) for of, sizes in found.items()} == own | rest
+        assert plan.steps == sum(map(len, found.values())) == 2 * plan.batches_in(0)
+        assert plan.smaller_batches(0) == {(512, 512): 2 if mixed else 3}
+        assert plan.fullest_batches() == {(512, 512): 4}
+
+
 def test_a_run_in_which_nothing_would_be_visited_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"No picture is visited in the epochs of this run; raise epochs of Train LoRA"

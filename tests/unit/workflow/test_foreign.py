@@ -648,8 +648,11 @@ resolution = 1024
 """
     config = read_open(read_foreign(saved(tmp_path, "b.toml", two.format("", ""))).values)
     assert [each.resolutions for each in config.dataset.concepts] == [("512",), ("1024",)]
-    with pytest.raises(ValueError, match="batches of 2 and 4"):
-        read_foreign(saved(tmp_path, "c.toml", two.format("batch_size = 2", "batch_size = 4")))
+    both = read_open(read_foreign(saved(tmp_path, "c.toml", two.format("batch_size = 2", "batch_size = 4"))).values)
+    assert both.train.batch_size == 2 and [each.batch_size for each in both.dataset.concepts] == [2, 4]
+    again = write_for("sd-scripts", "cat", both, read_open({"base_model": {"path": ""}})).files
+    text = next(text for text in again.values() if "[[datasets]]" in text)
+    assert re.findall(r"^batch_size = (\d)", text, re.M) == ["2", "2", "4"]  # of all, and of each
 
 
 JOB = """

@@ -316,7 +316,7 @@ def _sd_loss(config: RunConfig, sheet: Sheet) -> dict[str, Any]:
 
 
 def _sd_datasets(config: RunConfig, sheet: Sheet, left: list[str]) -> dict[str, Any]:
-    """Write one dataset for each size; a concept without its own has the run's."""
+    """Write one dataset for each size and batch; a concept without its own has the run's."""
     train, general = config.train, dict[str, Any]()
     exact = [size for size in sheet.take("train.buckets.resolutions") if "x" in size]
     areas = [size for size in train.buckets.resolutions if "x" not in size]
@@ -338,8 +338,9 @@ def _sd_datasets(config: RunConfig, sheet: Sheet, left: list[str]) -> dict[str, 
             continue
         own = concept.resolutions[0] if concept.resolutions else ""
         sizes = [int(side) for side in own.split("x")] if "x" in own else int(own) if own else size
-        if not datasets or datasets[-1]["resolution"] != sizes:
-            datasets.append({"resolution": sizes, "subsets": []})
+        dataset = {"resolution": sizes} | ({"batch_size": concept.batch_size} if concept.batch_size else {})
+        if not datasets or {**datasets[-1], "subsets": 0} != {**dataset, "subsets": 0}:
+            datasets.append({**dataset, "subsets": []})
         datasets[-1]["subsets"] += [_sd_subset(each, left) for each in _by_folder(concept)]
     return {"general": general, "datasets": datasets}
 
@@ -366,7 +367,7 @@ def _as_there(config: RunConfig, sheet: Sheet, shapes: str) -> None:
 
 def _sd_subset(concept: ConceptConfig, left: list[str]) -> dict[str, Any]:
     captions, augment, masks = concept.captions, concept.augment, concept.masks
-    said = {"folder", "role", "flip", "captions.extensions", "recursive", "folder_repeats"}
+    said = {"folder", "role", "flip", "captions.extensions", "recursive", "folder_repeats", "batch_size"}
     given: dict[str, Any] = {"image_dir": concept.folder, "num_repeats": max(1, round(concept.repeats))}
     given["caption_extension"] = captions.extensions[0]
     for theirs, (ours, _) in sd_scripts.CAPTIONS.items():

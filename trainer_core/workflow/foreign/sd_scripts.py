@@ -949,9 +949,10 @@ def _folders(found: Imported, given: Given, folder: Path) -> None:
         for subset in tables(dataset.get("subsets")) or ([{"image_dir": directory}] if directory else []):
             values = {**own, **subset}
             listed.append((values, "regularisation" if on(values.pop("is_reg", False)) else "train"))
-    same = put_sizes(found, sizes)
+    same, batches = put_sizes(found, sizes), batches_of(sizes)
     for values, role in listed:
-        put_concept(found, values, role, folder, own_size=not same, weight=1.0 if weight is None else weight)
+        own = {"own_size": not same, "own_batch": whole(values.get("batch_size") or 0) if len(batches) > 1 else 0}
+        put_concept(found, values, role, folder, **own, weight=1.0 if weight is None else weight)
     if not listed and not given.take("dataset_config"):  # which says all of them
         put_concept(found, {**shared, "tree": True}, "train", folder, own_size=False, weight=1.0)
     if not found.values.get("dataset"):
@@ -964,17 +965,16 @@ def _datasets(text: str) -> Mapping[str, Any]:
     return table(values)
 
 
-def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
-    """Set resolution, buckets and batch of a run; tell whether all its datasets have one size.
+def batches_of(datasets: list[dict[str, Any]]) -> list[int]:
+    """List the batches that datasets name, each once."""
+    return list(dict.fromkeys(whole(each["batch_size"]) for each in datasets if each.get("batch_size")))
 
-    Raises ValueError for different batches, which one run here has not.
-    """
-    if batches := {whole(each["batch_size"]) for each in datasets if each.get("batch_size")}:
-        if len(batches) > 1:
-            listed = " and ".join(str(each) for each in sorted(batches))
-            raise ValueError(f"its datasets have batches of {listed:.60}, and a run here has one; write one batch_size")
-        if datasets[0].get("batch_size") != DEFAULTS["batch_size"] or len(datasets) > 1:
-            found.put("train.batch_size", batches.pop())
+
+def put_sizes(found: Imported, datasets: list[dict[str, Any]]) -> bool:
+    """Set resolution, buckets and batch of a run, that of its first dataset; tell whether all have one size."""
+    batches = batches_of(datasets)
+    if batches and (datasets[0].get("batch_size") != DEFAULTS["batch_size"] or len(datasets) > 1):
+        found.put("train.batch_size", batches[0])
     first = datasets[0] if datasets else {}
     same = len({str(each.get("resolution")) for each in datasets}) < 2
     if same and first.get("resolution"):
@@ -1033,7 +1033,14 @@ def sides(value: Any) -> tuple[int, int]:
 
 
 def put_concept(
-    found: Imported, values: dict[str, Any], role: str, folder: Path, *, own_size: bool, weight: float
+    found: Imported,
+    values: dict[str, Any],
+    role: str,
+    folder: Path,
+    *,
+    own_size: bool,
+    weight: float,
+    own_batch: int = 0,
 ) -> None:
     """Add the concept of a folder; train_data_dir and reg_data_dir hold sub-folders, whose names tell the repeats."""
     given = Given(values, DEFAULTS)
@@ -1061,6 +1068,8 @@ def put_concept(
         concept["loss_weight"] = weight
     if not tree and repeats != 1:
         concept["repeats"] = repeats
+    if own_batch:
+        concept["batch_size"] = own_batch
     if on(given.take("flip_aug")):
         concept["flip"] = True
     augment = {"crop_jitter": 1.0} if on(given.take("random_crop")) else {}
