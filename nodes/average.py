@@ -18,9 +18,19 @@ class AtelierAverageSaves(Node):
             node_id="AtelierAverageSaves",
             display_name=titled("Average Saves"),
             category=CATEGORY,
-            description="Averages the saves of a run into one LoRA: an exponential moving average (EMA) whose width is "
-            "chosen after the training. It is often steadier than the last save.",
-            search_aliases=["ema", "post-hoc ema", "average checkpoints", "swa", "merge saves", "atelier"],
+            description="Averages the saves of a run, or runs of several seeds, into one LoRA. Of saves it is an "
+            "exponential moving average (EMA) whose width is chosen after the training, often steadier than the last "
+            "save.",
+            search_aliases=[
+                "ema",
+                "lora soup",
+                "seeds",
+                "post-hoc ema",
+                "average checkpoints",
+                "swa",
+                "merge saves",
+                "atelier",
+            ],
             inputs=[
                 io.Combo.Input(
                     "run",
@@ -38,6 +48,23 @@ class AtelierAverageSaves(Node):
                     tooltip="How far back the average reaches, as a share of the run: 0.05 to 0.15 is usual, 0.28 "
                     "takes all saves nearly alike.",
                 ),
+                io.Combo.Input(
+                    "over",
+                    options=["saves", "seeds"],
+                    default="saves",
+                    optional=True,
+                    tooltip="saves: those of this run. seeds: the mean of the LoRAs of all finished runs that differ "
+                    "from it by their seed alone; width has no effect.",
+                ),
+                io.Int.Input(
+                    "rank",
+                    default=0,
+                    min=0,
+                    max=4096,
+                    optional=True,
+                    tooltip="For seeds: 0 (default) = the exact mean, whose rank is the sum of theirs. Otherwise the "
+                    "nearest LoRA of this rank, 1 to 4096.",
+                ),
             ],
             outputs=[
                 io.LoraModel.Output(display_name="LORA", tooltip="The averaged LoRA."),
@@ -47,15 +74,21 @@ class AtelierAverageSaves(Node):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, run: str) -> str:
-        """Change with the saves of the run."""
+    def fingerprint_inputs(cls, run: str, over: str = "saves") -> str:
+        """Change with the saves of the run, or with the runs of other seeds."""
+        if over == "seeds":
+            found = folders.seeds_of(run, setting("average.run"))
+            return " ".join(f"{seed} {path} {path.stat().st_mtime_ns}" for seed, path in found)
         return " ".join(str(step) for step, _ in folders.saves_of(run, setting("average.run")))
 
     @classmethod
-    def execute(cls, run: str, width: float) -> io.NodeOutput:
-        """Average the LoRA files of the saves."""
-        from ..trainer_core.lora_files.average import averaged_lora  # here, so that ComfyUI starts fast
+    def execute(cls, run: str, width: float, over: str = "saves", rank: int = 0) -> io.NodeOutput:
+        """Average the LoRA files of the saves, or of the seeds."""
+        from ..trainer_core.lora_files.average import averaged_lora, mean_of_seeds  # here, so that ComfyUI starts fast
 
         with tools.tool_at_work(cls.hidden.unique_id):
-            made, report = averaged_lora(folders.saves_of(run, setting("average.run")), width)
+            if over == "seeds":
+                made, report = mean_of_seeds(folders.seeds_of(run, setting("average.run")), rank)
+            else:
+                made, report = averaged_lora(folders.saves_of(run, setting("average.run")), width)
         return io.NodeOutput(made, report, ui=ui.PreviewText(report))

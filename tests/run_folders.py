@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -28,10 +29,11 @@ def make_run(
     logged: int = 0,
     finished: int | None = None,
     steps: int = 8,
+    **about: Any,
 ) -> RunFolder:
     """Make a run with saves after some steps, a log of others, and a result if it is finished; step 2's save stays."""
-    config = {"base_model": {"path": f"{PLACE}/base.safetensors"}}
-    run = new_run(runs, Keys(run=key * 64, course=key * 64), name, steps, config=config, pictures=3)
+    about = {"config": {"base_model": {"path": f"{PLACE}/base.safetensors"}}, "pictures": 3, **about}
+    run = new_run(runs, Keys(run=key * 64, course=key * 64), name, steps, **about)
     for step in range(1, logged + 1):
         run.log("step", step=step, loss=1 / step, lr={"lora_unet": 1e-4})
     for step in saves:

@@ -397,11 +397,24 @@ def saves_of(name: str, setting: str) -> list[tuple[int, Path]]:
     Raises ValueError for a name that is none of `run_names`, and for a damaged run or save.
     """
     from ...trainer_core.runs.export import lora_of_each_save  # here, so that ComfyUI starts fast
-    from ...trainer_core.runs.folder import open_run
+
+    return lora_of_each_save(_run_of_name(name, setting))
+
+
+def seeds_of(name: str, setting: str) -> list[tuple[int, Path]]:
+    """List the LoRA files of a run and of those that differ by their seed alone, with the seeds; as `saves_of`."""
+    from ...trainer_core.runs.export import loras_of_seeds  # here, so that ComfyUI starts fast
+    from ...trainer_core.runs.folder import find_runs
+
+    return loras_of_seeds(_run_of_name(name, setting), find_runs(runs_folder()))
+
+
+def _run_of_name(name: str, setting: str) -> Any:
+    from ...trainer_core.runs.folder import open_run  # here, so that ComfyUI starts fast
 
     if name not in run_names():
         raise ValueError(f"There is no run {name[:80]!r}; set {setting} to one of the list.")
-    return lora_of_each_save(open_run(runs_folder() / name))
+    return open_run(runs_folder() / name)
 
 
 def temp_folder() -> Path:

@@ -34,7 +34,9 @@ class Other(NamedTuple):
 
 
 OTHERS: dict[str, Other] = {
-    "average": Other("Average Saves", "runs average", {"run": "RUN", "width": "--width"}),
+    "average": Other(
+        "Average Saves", "runs average", {"run": "RUN", "width": "--width", "over": "--seeds", "rank": "--rank"}
+    ),
     "blocks": Other("LoRA Blocks", "lora blocks", {"rules": "--rules", "factor": "--rules"}),
     "convert": Other("Convert LoRA", "lora convert", {"program": "--for", "plain_rank": "--plain-rank"}),
     "existing_lora": Other("Existing LoRA", "lora.start", {"lora_name": "lora.start"}),

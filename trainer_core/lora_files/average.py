@@ -1,4 +1,7 @@
-"""Average saves of one run into one LoRA: an exponential moving average of its weights, found after the training."""
+"""Average saves of one run into one LoRA, or runs that differ by their seed.
+
+The former is an exponential moving average of its weights, found after the training.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ import numpy as np
 
 from ..common.cancel import look
 from ..common.side_by_side import cancelled_at_once
-from ..common.wording import count
+from ..common.wording import count, names
 from ..config import setting
+from .combine import Summand, merge_loras
 from .formats import FileLayer
 from .lora import Lora, tensors_of, with_history
 from .read import LoraFile, load_lora
@@ -72,6 +76,22 @@ def average_saves(saves: Sequence[tuple[int, Path]], width: float) -> tuple[Lora
         for name, layer in last.layers.items()
     }
     return LoraFile(name=last.name, layers=layers, metadata=last.metadata), shares
+
+
+@cancelled_at_once
+def mean_of_seeds(files: Sequence[tuple[int, Path]], rank: int = 0) -> tuple[Lora, str]:
+    """Average the changes that LoRAs of several seeds make, given with these; also return a line on what is kept.
+
+    Their factors mean nothing to one another, so the products are averaged: for rank 0 exactly, by the factors side by
+    side, whose ranks add up; else by the nearest LoRA of that rank.
+    """
+    loras = [load_lora(path) for _, path in files]
+    summands = [Summand(lora, 1 / len(loras)) for lora in loras]
+    merged = merge_loras(summands, "svd" if rank else "sum", rank=rank)
+    seeds = [seed for seed, _ in files]
+    about = with_history(loras[0].metadata, "average", {"seeds": seeds, "rank": rank}, merged.layers)
+    said = f"The mean of {count(seeds, 'seed')}: {names(map(str, seeds))}. Kept {merged.kept:.1%} of it."
+    return Lora(tensors_of(merged.layers), about), said
 
 
 def _shape(lora: LoraFile) -> dict[str, tuple]:

@@ -13,8 +13,8 @@ from ..common.wording import bytes_of, count
 from .catalogue import describe, list_runs, published_files, run_paths
 from .choose import finished_checkpoint
 from .clean import Clearable, clear, clearable, delete_run, old_leftovers
-from .export import export_save, lora_of_each_save, save_to_export
-from .folder import SAMPLES, RunFolder, is_elsewhere, open_run
+from .export import export_save, lora_of_each_save, loras_of_seeds, save_to_export
+from .folder import SAMPLES, RunFolder, find_runs, is_elsewhere, open_run
 
 USUAL = "output/atelier/runs"  # in ComfyUI's folder
 
@@ -59,6 +59,12 @@ def build_parser() -> argparse.ArgumentParser:
     average_parser = command("average", average, "average the LoRAs of a run's saves into one")
     average_parser.add_argument("run", metavar="RUN", help=name)
     average_parser.add_argument("--width", type=float, default=0.1, help="how far back, as a share of the run; 0.1")
+    average_parser.add_argument(
+        "--seeds", action="store_true", help="instead: the mean of all finished runs that differ from it by seed alone"
+    )
+    average_parser.add_argument(
+        "--rank", type=int, default=0, help="with --seeds: of the result; 0: exact, ranks add up"
+    )
     average_parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="the new .safetensors file")
     clean_parser = command("clean", clean, "list the parts of runs that are not needed, and delete them with --yes")
     clean_parser.add_argument("runs", metavar="RUN", nargs="*", help=f"{name}; by default all finished runs")
@@ -181,13 +187,20 @@ def export(options: argparse.Namespace) -> int:
 
 
 def average(options: argparse.Namespace) -> int:
-    """Write the average of a run's saves, and print how much of each it takes."""
-    from ..lora_files.average import averaged_lora  # imported here, so that other commands need not wait for torch
+    """Write the average of a run's saves, or of runs of several seeds, and print what it takes."""
+    from ..lora_files.average import (
+        averaged_lora,
+        mean_of_seeds,
+    )  # imported here, so that other commands need not wait for torch
     from ..lora_files.write import save_lora
 
     if options.to.suffix != ".safetensors" or options.to.exists():
         raise ValueError(f"{options.to} exists already, or does not end in .safetensors; choose another name for --to.")
-    made, report = averaged_lora(lora_of_each_save(open_run(find_run(options.folder, options.run))), options.width)
+    run = open_run(find_run(options.folder, options.run))
+    if options.seeds:
+        made, report = mean_of_seeds(loras_of_seeds(run, find_runs(options.folder)), options.rank)
+    else:
+        made, report = averaged_lora(lora_of_each_save(run), options.width)
     save_lora(options.to, made, made.metadata, "")
     tell(f"{report}\nSaved as {options.to}.")
     return 0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
+from ..common.values import is_object, is_words
 from ..common.wording import names
+from ..config import TrainConfig, setting
+from ..config.rows import decides
 from .detail import sample_files, settings_of
 from .folder import FILES, LORA, Checkpoint, RunFolder
 
@@ -57,6 +62,36 @@ def sound_files(run: RunFolder, checkpoint: Checkpoint) -> list[tuple[str, Path,
 def lora_of_each_save(run: RunFolder) -> list[tuple[int, Path]]:
     """List the LoRA files of a run by the steps of its saves and samples; raises ValueError for a damaged one."""
     return sorted((save.step, sound_files(run, save)[0][1]) for save in run.loras())
+
+
+def loras_of_seeds(run: RunFolder, runs: Iterable[RunFolder]) -> list[tuple[int, Path]]:
+    """List the LoRA files of a run and of others that differ from it by their seed alone, by their seeds.
+
+    runs: where others are looked for. Of runs with one seed the first counts. Runs that tell no inputs are passed over,
+    and so are runs that are not finished. Raises ValueError for fewer than two, and for a damaged one.
+    """
+    found: dict[int, Path] = {}
+    for each in (run, *runs):
+        seed, own = _apart_from_seed(each)
+        if own == _apart_from_seed(run)[1] is not None and seed not in found and each.result() is not None:
+            found[seed] = sound_files(each, save_to_export(each, None))[0][1]
+    if len(found) < 2:
+        raise ValueError(
+            f"{run.path.name} has {len(found)} finished run of its settings; train it with another "
+            f"{setting('train.seed')}, and nothing else changed."
+        )
+    return sorted(found.items())
+
+
+def _apart_from_seed(run: RunFolder) -> tuple[int, Any]:
+    """Split what decides a run into its seed and all else; None where it does not tell."""
+    inputs, config = run.about.get("inputs"), run.about["config"]
+    train = config.get("train")
+    if not is_words(inputs) or not inputs or not is_object(train) or not isinstance(train.get("seed"), int):
+        return 0, None
+    parts = {name: digest for name, digest in inputs.items() if name != "train"}
+    counted = {each.name for each in dataclasses.fields(TrainConfig) if decides(each) != "nothing"} - {"seed"}
+    return train["seed"], (parts, {name: value for name, value in train.items() if name in counted})
 
 
 def export_save(
