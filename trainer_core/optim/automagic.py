@@ -56,7 +56,7 @@ class Automagic(torch.optim.Optimizer):
                 parameter.add_(update.to(parameter.dtype), alpha=-rate)
         if not votes:
             return
-        agreed, whole = torch.stack([vote.cpu() for vote in votes]).sum(0).tolist()
+        agreed, whole = torch.stack(votes).sum(0).tolist()  # one copy waits for the device
         found = math.log(self.param_groups[0]["d"]) + (agreed / whole if whole > 0 else 0.0)
         for group in self.param_groups:
             group["d"] = math.exp(min(max(found, -FARTHEST), FARTHEST))
