@@ -33,6 +33,9 @@ PLAIN = (("square", "red", "blue"), ("heart", "pink", "green"), ("star", "blue",
 # The figure that is most like the mossling.
 CIRCLES = (("circle", "red", "blue"), ("circle", "pink", "green"), ("circle", "blue", "white"),
            ("circle", "green", "yellow"), ("circle", "white", "red"), ("circle", "black", "orange"))  # fmt: skip
+CONSTANT = {"name": "constant"}
+MEASURED = {"validate_every": 20, "validation_share": 0.2}
+SMALL = {"resolution": 64, "batch_size": 2, "steps": 200, **MEASURED}
 # What is changed against AdamW at RATE with min_snr_gamma 5, by part of the configuration.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {},
@@ -45,6 +48,20 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "inverted_parabola": {"objective": {"timestep_distribution": "inverted_parabola"}},
     "logit_normal": {"objective": {"timestep_distribution": "logit_normal"}},
     "uncertainty_rate 0.01": {"objective": {"min_snr_gamma": 0.0, "uncertainty_rate": 0.01}},
+    "modulations at rank 4": {"lora": {"kind_ranks": ("modulation=4",)}},
+    "attention 24, other layers 8": {"lora": {"kind_ranks": ("attention=24", "mlp=8", "convolution=8", "other=8")}},
+    **{
+        f"lokr, whole, factor {factor}": {"lora": {"algorithm": "lokr", "full_matrix": True, "factor": factor}}
+        for factor in (4, 8, 16)
+    },
+    "soap": {"optimizer": {"name": "soap", "options": {}}},
+    "automagic": {"optimizer": {"name": "automagic", "options": {}}, "scheduler": CONSTANT},
+    "automagic, rate 1e-5": {
+        "optimizer": {"name": "automagic", "options": {}, "learning_rate": 1e-5},
+        "scheduler": CONSTANT,
+    },
+    "constant": {"scheduler": CONSTANT},
+    "constant, plateau_patience 2": {"scheduler": CONSTANT, "train": {**MEASURED, "plateau_patience": 2}},
     "timestep_rank 8": {"lora": {"timestep_rank": 8}},
     "preservation blank": {"objective": {"preservation": "blank"}},
     "preservation class": {
@@ -177,6 +194,33 @@ def measure(run: RunConfig, source: Any = None, drawn: int = 0) -> dict[str, flo
     }
 
 
+def measure_small(name: str, seed: int) -> dict[str, float]:
+    """Train a variant on small pictures and judge none: the losses of the end, of trained and of held-out ones.
+
+    lowest: of all measurements of held-out ones. rate: the last learning rate. weights: how many are trained.
+    """
+    from lora_atelier.trainer_core.common.callbacks import Callbacks
+    from lora_atelier.trainer_core.train import train_lora
+
+    run, rates = configure(name, seed, SMALL["steps"], SMALL["resolution"]), list[float]()
+    run = run.replace(sample=run.sample.replace(prompts=()), train=run.train.replace(epochs=0, **SMALL))
+    told = Callbacks(step=lambda report: rates.append(next(iter(report.learning_rates.values()))))
+    with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
+        began = time.process_time()
+        result = train_lora(run, Path(folder) / "lora.safetensors", CACHE / "learning", callbacks=told)
+        seconds = time.process_time() - began
+    assert result is not None
+    held = dict(result.validation)
+    return {
+        "loss": statistics.fmean(result.losses[-len(result.losses) // 5 :]),
+        "validation": held[len(result.losses)],
+        "lowest": min(loss for step, loss in held.items() if step),
+        "rate": rates[-1],
+        "weights": sum(tensor.numel() for name, tensor in result.tensors.items() if not name.endswith("alpha")),
+        "seconds": seconds / len(result.losses),
+    }
+
+
 def render(results: Mapping[str, Sequence[Mapping[str, float]]], command: str, stamp: str) -> str:
     """Write the table of variants as Markdown: means over the seeds, with the spread of the motif.
 
@@ -207,9 +251,13 @@ def main() -> None:
     parser.add_argument("--variant", required=True, choices=VARIANTS)
     parser.add_argument("--seed", required=True, type=int)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--small", action="store_true", help="small pictures, which nobody judges")
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for one another are at work, too, for the processor's time
+    if options.small:
+        options.out.write_text(json.dumps(measure_small(options.variant, options.seed)))
+        return
     run = configure(options.variant, options.seed, options.steps)
     with on_flow(run) if options.variant in FLOW else nullcontext((run, None)) as (run, source):
         options.out.write_text(json.dumps(measure(run, source, DRAWN.get(options.variant, 0))))
