@@ -164,7 +164,7 @@ def test_words_that_cannot_be_trained_are_refused_before_a_model_is_loaded(confi
         "has no room for the 75 vectors of thing: it is cut after 2400 tokens": with_words(
             config.replace(dataset=DatasetConfig(concepts=(long,))), THING.replace(vectors=75)
         ),
-        "learning_rate is 0 and the text encoders and embeddings stop after step 3 of 4": with_words(
+        "All that is trained stops after step 3 of 4, so the last steps would train nothing": with_words(
             config.replace(
                 optimizer=OptimizerConfig(learning_rate=0, text_encoder_learning_rate=1e-3, text_encoder_stop=2)
             ),

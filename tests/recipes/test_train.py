@@ -240,11 +240,23 @@ def test_a_text_encoder_stops_after_a_step_or_an_epoch(config, tmp_path):
     assert same(by_epoch, by_step)
 
 
+def test_a_denoiser_stops_and_text_encoders_train_on(config, tmp_path):
+    config = change(config, optimizer={"text_encoder_learning_rate": 1e-3})
+    stopped = run(change(config, optimizer={"denoiser_stop": 2}), tmp_path)
+    two = run(change(config, train={"steps": 2}), tmp_path)
+    assert stopped.losses[:2] == two.losses
+    for part, kept in {"lora_unet_": True, "lora_te_": False}.items():
+        ups = [k for k in stopped.tensors if k.startswith(part) and k.endswith("lora_up.weight")]
+        assert ups and all(torch.equal(stopped.tensors[k], two.tensors[k]) for k in ups) == kept
+    with pytest.raises(ValueError, match=r"stops after step 2 of 4.* set denoiser_stop of Optimizer to 0"):
+        run(change(config, optimizer={"denoiser_stop": 2, "text_encoder_learning_rate": 0}), tmp_path)
+
+
 def test_a_run_whose_last_steps_train_nothing_is_refused(config, tmp_path):
     config = change(
         config, optimizer={"learning_rate": 0.0, "text_encoder_learning_rate": 1e-3, "text_encoder_stop": 2}
     )
-    with pytest.raises(ValueError, match="stop after step 2 of 4, so the last steps would train nothing"):
+    with pytest.raises(ValueError, match="stops after step 2 of 4, so the last steps would train nothing"):
         run(config, tmp_path)
     whole = run(change(config, optimizer={"text_encoder_stop": 4}), tmp_path)
     assert len(whole.losses) == 4

@@ -63,7 +63,10 @@ class OptimizerConfig(Config):
         optional=True,
     )
     stop_unit: Literal["steps", "epochs"] = row(
-        "steps", "The unit of text_encoder_stop and text_encoder_2_stop.", advanced=True, optional=True
+        "steps",
+        "The unit of text_encoder_stop, text_encoder_2_stop and denoiser_stop.",
+        advanced=True,
+        optional=True,
     )
     conv_learning_rate: float = _rate(
         0.0,
@@ -122,15 +125,24 @@ class OptimizerConfig(Config):
         optional=True,
     )
 
+    denoiser_stop: int = row(
+        0,
+        "Trains the UNet or transformer only up to this step or epoch (stop_unit); text encoders and words train on. "
+        "0 = it trains to the end.",
+        span=(0, 1_000_000),
+        advanced=True,
+        optional=True,
+    )
+
     @property
     def part_rates(self) -> tuple[float, ...]:
         """List the learning rates of the denoiser and the text encoders, in the order of a base model's parts."""
         return self.learning_rate, self.text_encoder_learning_rate, self.text_encoder_2_learning_rate
 
     @property
-    def text_stops(self) -> tuple[int, ...]:
-        """List when each text encoder is frozen, in stop_unit; 0 = never."""
-        return self.text_encoder_stop, self.text_encoder_2_stop
+    def part_stops(self) -> tuple[int, ...]:
+        """List when each part is frozen, in stop_unit and in the order of `part_rates`; 0 = never."""
+        return self.denoiser_stop, self.text_encoder_stop, self.text_encoder_2_stop
 
     @property
     def rates(self) -> dict[str, float]:

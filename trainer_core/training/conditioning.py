@@ -1,4 +1,4 @@
-"""Turn captions into conditioning, from the cache or the text encoders, and freeze text encoders in time."""
+"""Turn captions into conditioning, from the cache or the text encoders, and freeze what stops in time."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def text_reader(
     return read
 
 
-def text_stops(optimizer: OptimizerConfig, base: BaseModel, plan: Plan) -> dict[str, int]:
-    """Compute the step before which each text encoder is frozen, by the prefix of its part."""
+def part_stops(optimizer: OptimizerConfig, base: BaseModel, plan: Plan) -> dict[str, int]:
+    """Compute the step before which each part of a base model is frozen, by its prefix."""
     steps = (steps for _, steps in _rates_and_stops(optimizer, plan))
-    return {part.prefix: step for part, step in zip(base.parts[1:], steps, strict=False) if step}
+    return {part.prefix: step for part, step in zip(base.parts, steps, strict=False) if step}
 
 
 def embedding_stops(embeddings: Sequence[EmbeddingConfig], plan: Plan) -> dict[str, int]:
@@ -83,20 +83,22 @@ def check_embeddings(embeddings: Sequence[EmbeddingConfig], plan: Plan, outline:
 
 def check_stops(optimizer: OptimizerConfig, plan: Plan, embeddings: Sequence[EmbeddingConfig] = ()) -> None:
     """Raise ValueError for a run whose last steps would train nothing."""
-    last = [step or plan.steps for rate, step in _rates_and_stops(optimizer, plan) if rate > 0]
+    last = [step or plan.steps for rate, step in _rates_and_stops(optimizer, plan) if rate]
     stops = embedding_stops(embeddings, plan)
     last += [stops.get(embedding.token, plan.steps) for embedding in embeddings]
-    if optimizer.learning_rate == 0 and last and max(last) < plan.steps:
-        what = "the text encoders and embeddings" if embeddings else "the text encoders"
+    if last and max(last) < plan.steps:
+        remedy = f"{setting('optimizer.denoiser_stop')} to 0"
+        if not optimizer.learning_rate:
+            remedy = f"{setting('optimizer.learning_rate')} above 0"
         raise ValueError(
-            f"learning_rate is 0 and {what} stop after step {max(last)} of {plan.steps}, so the last steps would train "
-            f"nothing; make the run shorter, or set {setting('optimizer.learning_rate')} above 0."
+            f"All that is trained stops after step {max(last)} of {plan.steps}, so the last steps would train nothing; "
+            f"make the run shorter, or set {remedy}."
         )
 
 
 def _rates_and_stops(optimizer: OptimizerConfig, plan: Plan) -> list[tuple[float, int]]:
-    """List (learning rate, step before which it is frozen, 0 = never) for each text encoder."""
-    rates, stops = optimizer.part_rates[1:], optimizer.text_stops
+    """List (learning rate, step before which it is frozen, 0 = never) for each part."""
+    rates, stops = optimizer.part_rates, optimizer.part_stops
     in_epochs = optimizer.stop_unit == "epochs"
     return [(rate, plan.steps_of(n) if n and in_epochs else n) for rate, n in zip(rates, stops, strict=True)]
 
@@ -104,9 +106,9 @@ def _rates_and_stops(optimizer: OptimizerConfig, plan: Plan) -> list[tuple[float
 def freeze_stopped(
     network: Network, config: RunConfig, base: BaseModel, plan: Plan, step: int, stopped: dict[str, float]
 ) -> bool:
-    """Freeze text encoders and embeddings that stop before a step; add them to `stopped`, return whether any did."""
+    """Freeze parts and embeddings that stop before a step; add them to `stopped`, return whether any did."""
     before = len(stopped)
-    for prefix, stop in text_stops(config.optimizer, base, plan).items():
+    for prefix, stop in part_stops(config.optimizer, base, plan).items():
         if stop <= step and prefix not in stopped:
             network.freeze(prefix)
             stopped[prefix] = 0.0

@@ -455,6 +455,11 @@ def test_what_a_file_leaves_out_is_the_programs_default(tmp_path):
     config = read_open(read_foreign(saved(tmp_path, "b.json", json.dumps({"training_method": "LORA"}))).values)
     assert (config.lora.rank, config.lora.alpha, config.train.epochs) == (16, 1, 100)
     assert (config.optimizer.text_encoder_stop, config.optimizer.stop_unit) == (30, "epochs")
+    unet = {"stop_training_after": 5, "stop_training_after_unit": "STEP"}
+    found = read_foreign(saved(tmp_path, "c.json", json.dumps({"training_method": "LORA", "unet": unet})))
+    config = read_open(found.values)
+    assert (config.optimizer.denoiser_stop, config.optimizer.stop_unit) == (5, "steps")
+    assert found.left == ["stop_training_after = '30 EPOCH'"]  # one unit here, one for each part there
 
 
 def test_a_rate_of_0_is_not_trained_and_an_estimator_stays_one(tmp_path):

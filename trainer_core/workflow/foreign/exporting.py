@@ -610,10 +610,11 @@ def _for_onetrainer(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
         sheet.take("train.bucket_step")
     chances = {max(0.0, each.captions.dropout) for each in config.dataset.concepts}
     texts = {"stop_training_after_unit": "NEVER", "dropout_probability": min(chances, default=0.0)}
-    if config.optimizer.text_encoder_stop and config.optimizer.stop_unit in ("epochs", "steps"):
-        texts["stop_training_after"] = sheet.take("optimizer.text_encoder_stop")
-        texts["stop_training_after_unit"] = {"epochs": "EPOCH", "steps": "STEP"}[sheet.take("optimizer.stop_unit")]
     unet: dict[str, Any] = {"train": rates[0] > 0, "learning_rate": rates[0]}
+    for part, stop in ((texts, "text_encoder_stop"), (unet, "denoiser_stop")):
+        if getattr(config.optimizer, stop):
+            unit = {"epochs": "EPOCH", "steps": "STEP"}[sheet.take("optimizer.stop_unit")]
+            part |= {"stop_training_after": sheet.take(f"optimizer.{stop}"), "stop_training_after_unit": unit}
     if config.base_model.weights in types:
         unet["weight_dtype"] = types[sheet.take("base_model.weights")]
     given: dict[str, Any] = {

@@ -455,7 +455,7 @@ def _parts(found: Imported, given: Given) -> float:
         own = part.get("learning_rate")
         trained = on(part.get("train"))
         found.put(f"optimizer.{setting}", real((rate or 0.0) if own is None else own) * scale if trained else 0.0)
-        if trained and setting != RATES[0]:
+        if trained:
             _stop(found, part, setting)
     for part, setting in zip(parts, ("weights", "text_weights"), strict=False):
         kind = TYPES.get(str(part.get("weight_dtype")))
@@ -475,12 +475,17 @@ def _scale(given: Given) -> float:
 
 
 def _stop(found: Imported, part: Mapping[str, Any], setting: str) -> None:
-    """Read when a text encoder stops."""
+    """Read when a part stops."""
     unit, after = str(part.get("stop_training_after_unit")), part.get("stop_training_after")
     if unit not in ("EPOCH", "STEP") or not after:
         return
-    found.put(f"optimizer.{setting.replace('_learning_rate', '_stop')}", whole(after))
-    found.put("optimizer.stop_unit", "epochs" if unit == "EPOCH" else "steps")
+    name = "denoiser_stop" if setting == RATES[0] else setting.replace("_learning_rate", "_stop")
+    known, ours = found.values.get("optimizer", {}).get("stop_unit"), "epochs" if unit == "EPOCH" else "steps"
+    if known and known != ours:  # one unit here, one for each part there
+        found.leave("stop_training_after", f"{after} {unit}")
+        return
+    found.put(f"optimizer.{name}", whole(after))
+    found.put("optimizer.stop_unit", ours)
 
 
 def _optimizer(found: Imported, given: Given) -> None:
