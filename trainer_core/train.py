@@ -14,7 +14,7 @@ from .common.callbacks import Callbacks
 from .common.cancel import cancellable
 from .common.world import ALONE, World
 from .config import MemoryConfig, RunConfig, run_again
-from .memory import attention_kernel, begin_peak, choose_dtype, empty_cache, room_for_programs
+from .memory import attention_kernel, begin_peak, choose_dtype, empty_cache, room_for_programs, tensor_float
 from .memory.messages import out_of_memory_explained
 from .models import Source, differentiable, session, source_of
 from .optim import limit_gradients
@@ -105,6 +105,7 @@ def carry_out(
             session(run.base, device),
             run.network.attached(),
             attention_kernel(memory.attention, device),
+            tensor_float(memory.tf32),
             room_for_programs(memory.compile),
         ):
             try:

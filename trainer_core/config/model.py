@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from .base import Config
 from .rows import aside, needed, row
@@ -145,48 +145,64 @@ class BaseModelConfig(Config):
     connected: ConnectedConfig | None = None
 
 
+def _beside(default: Any, words: str, **more: Any) -> Any:
+    """Declare the row of a setting that changes rounding at most."""
+    return row(default, words, decides="nothing", **more)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryConfig(Config):
-    """Settings that trade speed for memory; the trained weights differ by rounding at most. auto fits the device."""
+    """Settings that trade speed for memory. auto fits the device.
+
+    The trained weights differ by the last bits at most, but for tf32, which is part of the run's key.
+    """
 
     SECTION: ClassVar = "memory"
     NODE: ClassVar = "Memory"
 
-    checkpointing: Literal["auto", "0", "1", "2", "3", "4", "full"] = row(
+    checkpointing: Literal["auto", "0", "1", "2", "3", "4", "full"] = _beside(
         "auto",
         "Gradient checkpointing: how much is computed twice instead of kept. 0 = nothing: fastest. full = every "
         "block: least memory, about a third slower. The levels between save most for the least time first.",
     )
-    offload_weights: Literal["auto", "none", "half", "all"] = row(
+    offload_weights: Literal["auto", "none", "half", "all"] = _beside(
         "auto",
         "How many of the base model's frozen weights wait in RAM and move to the GPU ahead of their use. No effect "
         "on the CPU.",
     )
-    offload_activations: Literal["auto", "off", "on"] = row(
+    offload_activations: Literal["auto", "off", "on"] = _beside(
         "auto",
         "on: activations wait in RAM until the backward pass. Slow; for the largest pictures only.",
         advanced=True,
     )
-    attention: Literal["auto", "flash", "efficient", "cudnn", "math", "xformers"] = row(
+    attention: Literal["auto", "flash", "efficient", "cudnn", "math", "xformers"] = _beside(
         "auto",
         "Which attention kernel a GPU uses: one of torch's, or that of the package xformers where it is installed. "
         "auto: flash where it runs, else efficient, which is xformers' own in torch. A kernel of torch that cannot "
         "run on your card ends the run with torch's own message.",
         advanced=True,
     )
-    channels_last: Literal["auto", "off", "on"] = row(
+    channels_last: Literal["auto", "off", "on"] = _beside(
         "auto", "Memory format of convolutions. auto: on for 16-bit numbers on a GPU.", advanced=True
     )
-    compile: bool = row(
+    compile: bool = _beside(
         False,
         "torch.compile of the model's blocks: a minute or more at the start, faster steps after. Needs a C++ "
         "compiler, on GPUs Triton; where it fails the run continues without it, and the report says so.",
     )
-    encodings: Literal["disk", "RAM", "none"] = row(
+    encodings: Literal["disk", "RAM", "none"] = _beside(
         "disk",
         "Where encoded pictures and captions are kept. disk: in the pack's cache, where the next run finds them. "
         "RAM: nothing is written, and every run encodes them anew; for small disks. none: nothing is kept, and each"
         " step encodes what it trains; slower, with the same numbers.",
+        advanced=True,
+        optional=True,
+    )
+    tf32: Literal["auto", "off", "on"] = row(
+        "auto",
+        "How an NVIDIA GPU since Ampere multiplies float32. on: rounds factors to TF32 (10 bits), which is faster. "
+        "off: never. auto (default): as PyTorch and ComfyUI do, with TF32 in convolutions alone. No effect where "
+        "precision is of 16 bits.",
         advanced=True,
         optional=True,
     )

@@ -187,7 +187,7 @@ class RunConfig(Config):
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    memory: MemoryConfig = aside(default_factory=MemoryConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     sample: SampleConfig = aside(default_factory=SampleConfig)
     saves: SavesConfig = aside(default_factory=SavesConfig)
     existing: ExistingConfig = aside(default_factory=ExistingConfig)

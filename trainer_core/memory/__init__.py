@@ -20,6 +20,7 @@ from .device import (
 from .gradient_checkpointing import LEVELS, keep_activations, recompute
 from .setup import describe, kept_activations, moves_weights, prepare, rungs
 from .stream import Stream, activations_in_ram
+from .tensor_float import tensor_float
 from .weights import SHARES, Kept, check_weights, keep_weights, weight_bytes
 from .written import Watched, copied_before_written
 
@@ -57,6 +58,7 @@ __all__ = [
     "room_for_programs",
     "rungs",
     "staying",
+    "tensor_float",
     "total_bytes",
     "weight_bytes",
     "with_room",

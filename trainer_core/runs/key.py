@@ -41,7 +41,7 @@ def build_keys(
     family, by default equally likely ones.
 
     Only settings that decide the weights count: no names and paths, no intervals of saves, samples and logs, no memory
-    settings (which change rounding at most).
+    settings that change the last bits at most.
     """
     whole = _values(config, models, pictures, levels, ("course", "result"))
     course = _values(config, models, pictures, levels, ("course",))

@@ -139,3 +139,8 @@ def test_a_section_that_comes_later_changes_no_key_until_it_is_set(monkeypatch: 
     run = LaterRun(**{each.name: getattr(WHOLE, each.name) for each in fields(WHOLE)})
     assert keys_of(run) == keys_of(run.replace(later=LaterSection(shown=True))) == before
     assert keys_of(run.replace(later=LaterSection(width=1))).course != before.course
+
+
+def test_tf32_changes_numbers_and_so_the_key() -> None:
+    found = {choice: keys_of(changed("memory", tf32=choice)) for choice in ("auto", "on", "off")}
+    assert found["auto"] == keys_of(WHOLE) and len({keys.course for keys in found.values()}) == 3

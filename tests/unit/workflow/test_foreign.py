@@ -455,6 +455,9 @@ def test_what_a_file_leaves_out_is_the_programs_default(tmp_path):
     config = read_open(read_foreign(saved(tmp_path, "b.json", json.dumps({"training_method": "LORA"}))).values)
     assert (config.lora.rank, config.lora.alpha, config.train.epochs) == (16, 1, 100)
     assert (config.optimizer.text_encoder_stop, config.optimizer.stop_unit) == (30, "epochs")
+    found = read_foreign(saved(tmp_path, "t.json", json.dumps({"training_method": "LORA", "train_dtype": "TFLOAT_32"})))
+    tensor_float = read_open(found.values)
+    assert (tensor_float.base_model.precision, tensor_float.memory.tf32) == ("float32", "on")
     unet = {"stop_training_after": 5, "stop_training_after_unit": "STEP"}
     found = read_foreign(saved(tmp_path, "c.json", json.dumps({"training_method": "LORA", "unet": unet})))
     config = read_open(found.values)

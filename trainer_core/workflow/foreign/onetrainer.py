@@ -215,6 +215,8 @@ def read_onetrainer(values: Mapping[str, Any], folder: Path) -> Imported:
     ):
         kind = TYPES.get(str(given.take(name)), "")
         found.put(setting, kind) if kind in kinds else found.leave(name, given.take(name))
+    if given.take("train_dtype") == "TFLOAT_32":
+        found.put("memory.tf32", "on")
     _sizes(found, given)
     _schedule(found, given)
     _loss(found, given)
