@@ -1,6 +1,6 @@
 """All settings of a run: one frozen dataclass per node socket. Builders take them; mathematics gets plain values."""
 
-from .algorithms import ALGORITHMS
+from .algorithms import ALGORITHMS, ELSEWHERE
 from .base import Config
 from .dataset import (
     MASK_SUFFIX,
@@ -42,6 +42,7 @@ from .scheduler import SchedulerConfig
 __all__ = [
     "ALGORITHMS",
     "DENOISER_ONLY",
+    "ELSEWHERE",
     "MASK_SUFFIX",
     "MIN_SNR",
     "MODEL_FILES",

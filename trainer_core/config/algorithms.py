@@ -102,6 +102,11 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
 }
 
+ELSEWHERE = {  # what other trainers have under these names -> what to take here
+    "dylora": "choose lora with the highest rank, and lower it with Resize LoRA",
+    "alignprop": "choose lora, and train on the pictures that the reward rates highest",
+}
+
 
 def with_setting(setting: str) -> tuple[str, ...]:
     """List the algorithms with which a setting acts."""

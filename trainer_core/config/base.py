@@ -164,6 +164,8 @@ def check_values(config: Config) -> None:
 def check_value(each: Row, value: Any, title: str) -> None:
     """Refuse a value that is none of a row's choices, or outside of its range; title: for the message."""
     if each.choices and value not in each.choices:
+        if instead := each.elsewhere.get(f"{value:.20}".lower()) if isinstance(value, str) else "":
+            raise ValueError(f"{title} is {value!r:.80}, which is not here; {instead}.")
         raise ValueError(f"{title} is {value!r:.80}; choose one of {list(each.choices)}.")
     if isinstance(value, int | float) and not each.allows(value):
         raise ValueError(f"{title} is {value}; it must be {each.range}.")

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import ClassVar, Literal
 
 from .base import Config
@@ -16,6 +17,7 @@ IntervalUnit = Literal["steps", "epochs", "minutes"]
 FIELDS = ("name", "date", "time", "step", "epoch")  # allowed in a pattern of file names
 LONGEST = 100  # characters of a name
 MOST_LORAS = 60  # sampled steps whose LoRA is kept, the newest: those whose samples the page shows
+PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")  # endings of files that can run code
 MOST_BYTES = 160  # of a name in UTF-8, so that endings and numbers fit into what file systems allow (255)
 RESERVED = re.compile(r"(?i)(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³])(\..*)?")  # device names on Windows
 
@@ -131,6 +133,11 @@ def plain_name(name: str) -> str:
         raise ValueError(f"The name {name[:30]}... has {len(name)} characters; use at most {LONGEST}.")
     plain = unicodedata.normalize("NFC", name.strip().removesuffix(".safetensors").strip())
     bare = plain.strip(". ")
+    if PurePath(plain).suffix.lower() in PICKLED:
+        raise ValueError(
+            f"The name {plain[:LONGEST]!r} asks for a pickle file, which can run code when it is opened; write "
+            f"{PurePath(plain).stem[:LONGEST]}: files are written as .safetensors, which every program reads."
+        )
     if not bare or not re.fullmatch(r"[\w .()-]+", plain) or RESERVED.fullmatch(plain):
         raise ValueError(
             f"The name {name[:LONGEST]!r} cannot be a file name; use up to {LONGEST} letters, digits, spaces and - _ . "

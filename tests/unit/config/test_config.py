@@ -102,6 +102,8 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (c.AugmentConfig, {"variants": 0}, "variants"),
     (c.BucketConfig, {"resolutions": ("512", "100x100")}, "'100x100' is invalid"),
     (c.BucketConfig, {"min_side": 512, "max_side": 256}, "swap the two"),
+    (c.LoraConfig, {"algorithm": "DyLoRA"}, "is 'DyLoRA', which is not here; choose lora with the highest rank"),
+    (c.LoraConfig, {"algorithm": "dylor"}, "choose one of"),
     (c.OptimizerConfig, {"options": {"beta2": 1}}, "beta2 of Optimizer is 1; it must be between 0 and 0.999999"),
     (c.OptimizerConfig, {"name": "adamw9"}, "choose one of"),
     (
@@ -233,6 +235,12 @@ def test_names_that_windows_writes_otherwise_are_refused(name: str, said: str) -
     with pytest.raises(ValueError, match=said):
         c.SavesConfig(file_name=name)
     assert c.SavesConfig(file_name="cat .v2").file_name == "cat .v2"
+
+
+@pytest.mark.parametrize("name", ["cat.ckpt", "cat.PT", "cat.v2.pth"])
+def test_a_name_that_asks_for_a_pickle_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"write {name.rpartition('.')[0]}: files are written as .safetensors"):
+        c.plain_name(name)
 
 
 @pytest.mark.parametrize(("build", "said"), ENDLESS)

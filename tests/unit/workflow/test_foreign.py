@@ -201,9 +201,9 @@ def test_text_encoders_are_trained_there_unless_it_is_switched_off(tmp_path):
 
 
 def test_a_configuration_of_onetrainer_is_read(tmp_path):
-    found = read_foreign(saved(tmp_path, "one.json", json.dumps(ONE)))
+    found = read_foreign(saved(tmp_path, "one.json", json.dumps({**ONE, "align_prop": False})))
     config = read_open(found.values)
-    assert found.name == "cat" and found.left == ["align_prop = True"]
+    assert found.name == "cat" and found.left == []
     assert (config.train.epochs, config.train.batch_size, config.train.save_dtype) == (20, 4, "float16")
     assert config.train.buckets.resolutions == ("512", "640")
     assert (config.base_model.precision, config.base_model.weights) == ("bfloat16", "float8")
@@ -215,6 +215,36 @@ def test_a_configuration_of_onetrainer_is_read(tmp_path):
     assert (cats.repeats, cats.captions.shuffle, cats.captions.keep, cats.recursive) == (2, True, 1, False)
     assert cats.masks is not None and cats.masks.unmasked_weight == 0.2
     assert (held.role, held.recursive) == ("validation", True)
+
+
+def test_what_others_train_by_is_refused_by_name_with_what_to_take(tmp_path):
+    wanted = "choose lora with the highest rank, and lower it with Resize LoRA"
+    plain = 'pretrained_model_name_or_path = "m"\n'
+    for name, text, sentence in (
+        ("a.toml", plain + 'network_module = "networks.dylora"', f"network_module networks.dylora has no.*{wanted}"),
+        (
+            "b.toml",
+            plain + 'network_module = "lycoris.kohya"\nnetwork_args = ["algo=dylora"]',
+            f"algo dylora.*{wanted}",
+        ),
+        ("c.json", json.dumps({"LoRA_type": "Kohya DyLoRA", "pretrained_model_name_or_path": "m"}), wanted),
+        ("d.json", json.dumps(ONE), "align_prop True has no counterpart here; set it to false there; choose lora, and"),
+        (
+            "e.json",
+            json.dumps({"token_string": "x", "LoRA_type": "Standard"}),
+            "to its word and learning_rate of Optimizer to 0",
+        ),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            read_foreign(saved(tmp_path, name, text))
+
+
+def test_a_pickle_is_never_written(tmp_path):
+    told = ": the file is written as .safetensors, which every program reads"
+    plain = 'pretrained_model_name_or_path = "m"\nsave_model_as = "ckpt"'
+    assert read_foreign(saved(tmp_path, "a.toml", plain)).left == [f"save_model_as = 'ckpt'{told}"]
+    one = {**ONE, "align_prop": False, "output_model_format": "CKPT"}
+    assert read_foreign(saved(tmp_path, "b.json", json.dumps(one))).left == [f"output_model_format = 'CKPT'{told}"]
 
 
 def test_import_writes_a_toml_and_its_workflow(tmp_path, monkeypatch, capsys):

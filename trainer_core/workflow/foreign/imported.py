@@ -88,6 +88,10 @@ class Imported:
         """List a setting that has no counterpart; what is secret is named without its value."""
         self.left.append(name if is_secret(name, value) else f"{name} = {value!r:.80}")
 
+    def not_pickled(self, name: str, value: Any) -> None:
+        """List a form of the file that can run code when it is opened, and the one that is written."""
+        self.left.append(f"{name} = {value!r:.80}: the file is written as .safetensors, which every program reads")
+
     def unreadable(self, name: str, value: Any) -> None:
         """Say that a setting holds no value that can be read, so that the program's default stands."""
         shown = "…" if is_secret(name, value) else f"{value!r:.60}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...config import setting
 from .imported import Imported, on, real, without_counterpart
 from .sd_scripts import LISTS, read_sd_scripts
 from .texts import arguments
@@ -117,7 +118,10 @@ def recognises(values: Any) -> bool:
 def read_kohya_gui(values: Mapping[str, Any], folder: Path) -> Imported:
     """Read a configuration of kohya_ss' page for LoRAs; folder: in which relative paths start."""
     if "token_string" in values:
-        raise ValueError("it trains a textual inversion, and here LoRAs are trained; choose a file of its LoRA tab")
+        raise ValueError(
+            f"it trains a textual inversion; set {setting('embeddings.token')} to its word and "
+            f"{setting('optimizer.learning_rate')} to 0, or choose a file of its LoRA tab"
+        )
     native = "LyCORIS/Native Fine-Tuning"  # what DreamBooth and fine-tuning come nearest to
     kind = str(values.get("LoRA_type") or ("Standard" if "network_dim" in values else native))
     usual = DEFAULTS | (OF_NETWORKS if "LoRA_type" in values else {})

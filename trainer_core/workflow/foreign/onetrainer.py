@@ -13,7 +13,7 @@ from typing import Any
 
 from ...common.json_files import parse_json
 from ...common.wording import say
-from ...config import OPTIMIZERS
+from ...config import ELSEWHERE, OPTIMIZERS
 from ...config.optimizer import RATES
 from . import sd_scripts
 from .imported import (
@@ -154,7 +154,8 @@ WITHOUT_EFFECT = frozenset({  # on what is trained: places, speed, what is read 
     "tensorboard_always_on", "tensorboard_port", "validation", "validate_after", "validate_after_unit",
     "continue_last_backup", "prevent_overwrites", "include_train_config", "multi_gpu", "device_indexes",
     "gradient_reduce_precision", "fused_gradient_reduce", "async_gradient_reduce", "async_gradient_reduce_buffer",
-    "output_model_format", "async_offloading", "enable_async_offloading", "enable_activation_offloading",
+    "align_prop_loss", "align_prop_weight", "align_prop_probability", "align_prop_steps", "align_prop_truncate_steps",
+    "align_prop_cfg_scale", "async_offloading", "enable_async_offloading", "enable_activation_offloading",
     "layer_offload_fraction", "compile", "image_caching", "text_caching", "latent_caching",
     "clear_cache_before_training", "scheduler_params", "caching_threads", "dataloader_threads", "prefetch_next_batch",
     "train_device", "temp_device", "fallback_train_dtype", "enable_autocast_cache", "only_cache", "frames",
@@ -269,6 +270,10 @@ def _method(found: Imported, given: Given) -> None:
         found.put("lora.algorithm", "full")
     elif method != "LORA":
         raise ValueError(f"its training_method is {method:.60}, and here LoRAs are trained; set it to LORA")
+    if on(given.take("align_prop")):  # of its older versions
+        raise without_counterpart("align_prop", True, f"set it to false there; {ELSEWHERE['alignprop']}")
+    if "CKPT" in str(given.take("output_model_format")):
+        found.not_pickled("output_model_format", given.take("output_model_format"))
 
 
 def _model(found: Imported, given: Given) -> None:
