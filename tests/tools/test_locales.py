@@ -61,10 +61,13 @@ def test_every_text_of_a_node_is_translated(language: str) -> None:
             assert text.startswith(f"{called}: "), key
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("node", sorted(page.stem for page in DOCS.glob("*.md")))
-def test_the_help_page_is_translated(node: str) -> None:
+def test_the_help_page_is_translated(node: str, language: str) -> None:
     english = (DOCS / f"{node}.md").read_text(encoding="utf-8")
-    page = (DOCS / node / "zh.md").read_text(encoding="utf-8")
+    page = (DOCS / node / f"{language}.md").read_text(encoding="utf-8")
+    title = read(language)[node]["display_name"].removesuffix(" (Atelier)")
+    assert page.startswith(f"# {title}\n"), "its title is not that of the node"
     assert page.count("\n#") == english.count("\n#"), "a section is missing"
     assert set(re.findall(r"`[^`]+`", english)) <= set(re.findall(r"`[^`]+`", page)), "something is not named"
 
