@@ -1,8 +1,8 @@
-"""Measure what a picture looks like: a hash that near-duplicates share, its blur, its borders of one colour."""
+"""Measure what a picture looks like: a hash that near-duplicates share, blur, plain borders, marks in corners."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +17,17 @@ WINDOW = 11  # pixels that Crete's measure averages
 FLAT = 4.0  # standard deviation of the greys, 0..255, below which a picture has no shapes to hash
 ALIKE, UNLIKE = 12, 24  # differences of a colour channel, 0..255, that count as none and as another colour
 EDGE = 3  # lines within which a border has to end
+CORNERS = ("top left", "top right", "bottom left", "bottom right")
+CELL = (8, 16)  # rows and columns of a cell of a corner
+CELLS = (12, 16)  # most cells down and across that a corner has, not beyond the middle of the picture
+STEEP = 40  # difference of neighbouring greys, 0..255, that is an edge
+BUSY = 0.15  # share of a cell in edges, from which it belongs to a mark
+FEWEST_CELLS, MOST_CELLS = 3, 64  # of a mark
+CROSSINGS, PER_SQUARE = 6.0, 1.5  # times that greys cross their middle in a row of text, and for each h x h of it
+CONTRAST = 60  # of ink and ground, 0..255
+SAME_MARK = 0.6  # share of common cells from which two marks are one
+FEWEST_ALIKE = 3  # pictures with the same mark
+MOST_MARKS = 64  # the most frequent of a corner, which are compared with all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +37,8 @@ class Look:
     hash: str = ""  # 16 hexadecimal digits; "" for a picture without shapes
     blur: float = 0.0  # 0 = sharp, 1 = blurred
     border: float = 0.0  # share of the area in borders of one colour, 0..1
+    marks: str = ""  # cells of a lone mark in each of CORNERS in hexadecimal digits, between commas; "" without any
+    text: str = ""  # numbers of the corners whose mark looks like text
 
 
 def look_at(image: Image.Image) -> Look:
@@ -34,7 +47,14 @@ def look_at(image: Image.Image) -> Look:
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     small = image.resize(size, Image.Resampling.BOX, reducing_gap=1.0)
     grey = np.asarray(small.convert("L"), np.int16)
-    return Look(hash=_hash(small), blur=round(_blur(grey), 3), border=round(_border(np.asarray(small)), 4))
+    found = [_mark(corner) for corner in _corners(grey)]
+    return Look(
+        hash=_hash(small),
+        blur=round(_blur(grey), 3),
+        border=round(_border(np.asarray(small)), 4),
+        marks=",".join(mark for mark, _ in found) if any(mark for mark, _ in found) else "",
+        text="".join(str(i) for i, (_, is_text) in enumerate(found) if is_text),
+    )
 
 
 def near_duplicates(hashes: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -120,3 +140,70 @@ def _bar(lines: np.ndarray, colour: np.ndarray) -> int:
     number = next((n for n in range(most) if others(n, ALIKE) >= 0.01), 0)
     ends = number and max(others(n, UNLIKE) for n in range(number, number + EDGE)) >= 0.5
     return number if ends else 0
+
+
+def same_marks(marks: Sequence[str]) -> dict[int, list[int]]:
+    """Group pictures by a mark that at least FEWEST_ALIKE of them have in the same corner: (corner, pictures).
+
+    marks: of each picture, as in `Look`. Of each corner the mark that most pictures have.
+    """
+    found: dict[int, list[int]] = {}
+    for corner in range(len(CORNERS)):
+        cells = {i: int(text.split(",")[corner] or "0", 16) for i, text in enumerate(marks) if text}
+        cells = {i: bits for i, bits in cells.items() if bits}
+        usual = Counter(cells.values()).most_common(MOST_MARKS)
+        groups = ([j for j, other in cells.items() if _alike(bits, other)] for bits, _ in usual)
+        largest = max(groups, key=lambda group: (len(group), group), default=[])
+        if len(largest) >= FEWEST_ALIKE:
+            found[corner] = largest
+    return found
+
+
+def _alike(one: int, other: int) -> bool:
+    """Tell whether two marks have most of their cells in common."""
+    return (one & other).bit_count() >= SAME_MARK * (one | other).bit_count()
+
+
+def _corners(grey: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the corners of a picture (H, W), each turned so that its corner is the first pixel; whole cells."""
+    down, across = (
+        min(most, side // 2 // cell) * cell for side, cell, most in zip(grey.shape, CELL, CELLS, strict=True)
+    )
+    for name in CORNERS:
+        turned = grey[:: -1 if "bottom" in name else 1, :: -1 if "right" in name else 1]
+        yield turned[:down, :across]
+
+
+def _mark(corner: np.ndarray) -> tuple[str, bool]:
+    """Find a mark that stands alone in a corner (h, w): its cells in hexadecimal digits, and whether it is like text.
+
+    Something that goes on into the picture is none: the cells towards it must be calm.
+    """
+    if min(len(corner) // CELL[0], corner.shape[1] // CELL[1]) < 3:
+        return "", False
+    steep = np.zeros(corner.shape, bool)
+    steep[:-1] |= np.abs(np.diff(corner, axis=0)) > STEEP
+    steep[:, :-1] |= np.abs(np.diff(corner, axis=1)) > STEEP
+    rows, columns = len(corner) // CELL[0], corner.shape[1] // CELL[1]
+    shares = steep.reshape(rows, CELL[0], columns, CELL[1]).mean(axis=(1, 3))
+    busy = shares >= BUSY
+    # An edge of a thing in the picture fills few pixels of a cell, and yet goes on.
+    calm = shares[-1].max() < BUSY / 5 and shares[:, -1].max() < BUSY / 5
+    if not calm or not FEWEST_CELLS <= busy.sum() <= MOST_CELLS:
+        return "", False
+    grid = np.zeros(CELLS, bool)
+    grid[:rows, :columns] = busy
+    return np.packbits(grid).tobytes().hex(), _is_text(corner, steep)
+
+
+def _is_text(corner: np.ndarray, steep: np.ndarray) -> bool:
+    """Tell whether what is steep in a corner is like a line of text: two greys that change often along it."""
+    down, across = np.flatnonzero(steep.any(axis=1)), np.flatnonzero(steep.any(axis=0))
+    box = corner[down[0] : down[-1] + 1, across[0] : across[-1] + 1]
+    low, high = np.percentile(box, (5, 95))
+    height, width = box.shape
+    if high - low < CONTRAST or width < 2 * height:
+        return False
+    crossings = np.count_nonzero(np.diff(box > (low + high) / 2, axis=1), axis=1)
+    middle = crossings[height // 4 : height - height // 4]
+    return bool(np.median(middle) >= max(CROSSINGS, PER_SQUARE * width / height))

@@ -1,4 +1,4 @@
-"""Find pictures that a person may want to leave out: near-duplicates, blur, borders, small ones, equal captions."""
+"""Find pictures that a person may want to leave out: near-duplicates, blur, borders, marks, equal captions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from ..common.wording import count, names
 from ..config import ONE_EACH
 from ..data.fit import KIND, Fit, describe_fits
-from ..data.looks import near_duplicates
+from ..data.looks import CORNERS, near_duplicates, same_marks
 from ..data.plan import Plan
 from ..data.scan import Index
 
@@ -18,7 +18,7 @@ BLURRED = 0.7  # Crete's measure, beyond which a picture of 512 pixels has lost 
 MOST_BORDER = 0.1  # share of the area in borders of one colour
 MOST_ENLARGED = 1.5  # a picture that is enlarged more gets a remark
 
-Kind = Literal["near-duplicates", "blurred", "borders", "enlarged", "captions", "fit"]
+Kind = Literal["near-duplicates", "blurred", "borders", "marks", "text", "enlarged", "captions", "fit"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,8 @@ class Finding:
 
 def curate(plan: Plan) -> list[Finding]:
     """List what stands out among the pictures of a plan."""
-    return [*_near_duplicates(plan), *_blurred(plan), *_borders(plan), *_enlarged(plan), *_same_captions(plan)]
+    found = (_near_duplicates, _blurred, _borders, _marks, _enlarged, _same_captions)
+    return [finding for find in found for finding in find(plan)]
 
 
 def misfits(plan: Plan, index: Index) -> list[Finding]:
@@ -75,6 +76,25 @@ def _borders(plan: Plan) -> Iterator[Finding]:
         each = names(f"{plan.manifest.pictures[i].name} ({share:.0%})" for i, share in shares.items())
         sentence = f"{some} borders of one colour, which are learnt, too: {each}."
         yield Finding(kind="borders", sentence=sentence, pictures=tuple(shares))
+
+
+def _marks(plan: Plan) -> Iterator[Finding]:
+    """Find marks in corners: the same in several pictures of a concept, as a watermark, and text in single ones."""
+    pictures, marked = plan.manifest.pictures, set[int]()
+    for concept in sorted({picture.concept for picture in pictures}):
+        own = [i for i, picture in enumerate(pictures) if picture.concept == concept]
+        for corner, same in same_marks([pictures[i].look.marks for i in own]).items():
+            found = [own[i] for i in same]
+            marked |= set(found)
+            mark = f"the same mark in the {CORNERS[corner]} corner, which is learnt, too"
+            sentence = f"{len(found)} pictures have {mark}: {_names(plan, found)}; crop or mask it."
+            yield Finding(kind="marks", sentence=sentence)
+    written = {i: each.look.text for i, each in enumerate(pictures) if each.look.text and i not in marked}
+    if written:
+        some = count(written, "picture seems", "pictures seem")
+        each = names(f"{pictures[i].name} ({CORNERS[int(corners[0])]})" for i, corners in written.items())
+        sentence = f"{some} to have text in a corner, which is learnt, too: {each}; crop or mask it."
+        yield Finding(kind="text", sentence=sentence)
 
 
 def _enlarged(plan: Plan) -> Iterator[Finding]:

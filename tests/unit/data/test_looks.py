@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageFilter, ImageOps
+from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
 
-from lora_atelier.trainer_core.data.looks import MOST_APART, Look, look_at, near_duplicates
+from lora_atelier.trainer_core.data.looks import CORNERS, MOST_APART, Look, look_at, near_duplicates, same_marks
 
 
 def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -90,3 +90,62 @@ def test_borders_are_bars_of_one_colour_on_opposite_sides() -> None:
     ground = np.full((100, 100, 3), 255, np.uint8)
     ground[30:70, 40:60] = 0  # a figure on a white ground has no border
     assert look(ground).border == 0
+
+
+def scene(seed: int, side: int = 768) -> Image.Image:
+    """Draw what is mistaken for marks: shapes over the edges, horizons with poles, grass, rows of windows."""
+    draws = np.random.default_rng(seed)
+    picture = soft(seed, side)
+    pen, kind = ImageDraw.Draw(picture), seed % 4
+    x, y, step = (int(each) for each in draws.integers((0, 0, 14), (side // 2, side, 60)))
+    if kind == 0:
+        for left, top, width, height in draws.integers(10, side // 3, (20, 4)) * (2, 2, 1, 1):
+            colour = tuple(map(int, draws.integers(0, 256, 3)))
+            pen.ellipse((int(left), int(top), int(left + width), int(top + height)), fill=colour)
+    elif kind == 1:
+        pen.rectangle((0, y, side, side), fill=(90, 120, 60))
+        for pole in draws.integers(0, side, 4):
+            pen.line((int(pole), y, int(pole), y - 150), fill=(20, 20, 20), width=6)
+    elif kind == 2:
+        noisy = np.asarray(picture).astype(np.int16) + draws.integers(-60, 60, (side, side, 1))
+        picture = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+    else:
+        for left in range(x, side, step):
+            for top in range(y // 2, side, step):
+                pen.rectangle((left, top, left + step // 2, top + step // 2), fill=(30, 40, 60))
+    return picture
+
+
+def written(picture: Image.Image, text: str, corner: str) -> Image.Image:
+    """Write a text of 24 pixels into a corner."""
+    font = ImageFont.load_default(24)
+    left, top, right, bottom = font.getbbox(text)
+    x = 12 - left if "left" in corner else picture.width - 12 - right
+    y = 12 - top if "top" in corner else picture.height - 12 - bottom
+    ImageDraw.Draw(picture).text((x, y), text, font=font, fill="white" if np.asarray(picture)[4, 4] < 128 else "black")
+    return picture
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+@pytest.mark.parametrize("text", ["www.example.com", "(c) Jane Doe 2024", "12:34:56 2023"])
+def test_text_in_a_corner_is_found_on_a_calm_ground(text: str, corner: str) -> None:
+    ground = Image.new("L", (768, 512), 40 if corner < "m" else 210)
+    assert look_at(written(ground, text, corner).convert("RGB")).text == str(CORNERS.index(corner))
+
+
+def test_nearly_no_picture_without_a_mark_has_one() -> None:
+    looks = [look_at(scene(seed)) for seed in range(40)]
+    assert sum(bool(each.text) for each in looks) == 0
+    assert sum(bool(each.marks) for each in looks) <= 2 and same_marks([each.marks for each in looks]) == {}
+
+
+def test_the_same_mark_of_several_pictures_is_found_and_another_is_not() -> None:
+    marks = []
+    for seed in range(8):
+        picture = soft(seed, 768)
+        pen = ImageDraw.Draw(picture)
+        pen.ellipse((684, 684, 754, 754), outline=(255, 255, 255), width=6)
+        pen.polygon(((719, 694), (744, 740), (694, 740)), fill=(0, 0, 0))
+        marks.append(look_at(picture).marks)
+    assert len(same_marks(marks)[3]) >= 6
+    assert same_marks(marks[:2]) == {} == same_marks([f",,,{bits:048x}" for bits in (15, 15 << 20, 15 << 40)])

@@ -57,6 +57,19 @@ def test_blurred_bordered_and_small_pictures_are_named() -> None:
     ]
 
 
+def test_marks_in_corners_are_named_and_the_same_one_of_a_folder_once() -> None:
+    mark, other = f"{0b1111 << 40:048x}", f"{0b1111 << 80:048x}"
+    same = {"look": Look(marks=f",,,{mark}", text="3")}
+    findings = found(same, same, same, {"look": Look(marks=f"{other},,,", text="0")})
+    assert [(f.kind, f.pictures) for f in findings] == [("marks", ()), ("text", ())]
+    assert [f.sentence for f in findings] == [
+        "3 pictures have the same mark in the bottom right corner, which is learnt, too: 0.png, 1.png, 2.png; crop or "
+        "mask it.",
+        "1 picture seems to have text in a corner, which is learnt, too: 3.png (top left); crop or mask it.",
+    ]
+    assert found(same, same, {**same, "concept": 1}, roles=("train", "train"))[0].kind == "text"  # of two folders
+
+
 def test_captions_of_several_pictures_are_named_where_each_has_its_own() -> None:
     same = [{"lines": ("a cat",)}, {}, {"lines": ("a cat",)}]
     (finding,) = found(*same)

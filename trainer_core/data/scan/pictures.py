@@ -22,7 +22,7 @@ from .report import Report
 UNREADABLE_EXTENSIONS = frozenset((".svg", ".cr2", ".nef", ".arw", ".dng"))  # no pictures that a package adds
 # Files that hold many pictures: tables of Hugging Face, shards of webdataset, archives.
 PACKED = frozenset((".parquet", ".arrow", ".tar", ".tfrecord", ".zip", ".7z", ".rar", ".gz", ".tgz"))
-FORMAT = 3  # increase it whenever pictures or masks are read, or their problems said, differently
+FORMAT = 4  # increase it whenever pictures or masks are read, or their problems said, differently
 
 
 def reading(kind: str) -> str:
