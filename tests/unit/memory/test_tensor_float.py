@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from lora_atelier.trainer_core.memory import tensor_float
 
-PRODUCTS, CONVOLUTIONS = torch.backends.cuda.matmul, torch.backends.cudnn
+PRODUCTS: Any = torch.backends.cuda.matmul
+CONVOLUTIONS: Any = torch.backends.cudnn
 NEW = hasattr(PRODUCTS, "fp32_precision")
 
 
