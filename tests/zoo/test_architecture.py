@@ -148,9 +148,9 @@ def test_a_relative_is_a_guess_and_says_so():
 
 def test_a_class_made_of_a_listed_one_is_a_relative_also_where_it_builds_the_same_network():
     model, patcher = build("flux_dev")
-    model.model_config.__class__ = comfy.supported_models.FluxInpaint
+    model.model_config.__class__ = type("FluxNext", (comfy.supported_models.Flux,), {})
     known = architecture_of(patcher)
-    assert known.kind == "flux" and known.untried and known.title == "FluxInpaint, a relative of FLUX.1 dev"
+    assert known.kind == "flux" and known.untried and known.title == "FluxNext, a relative of FLUX.1 dev"
 
 
 def test_a_clip_of_another_kind_is_told():

@@ -64,6 +64,7 @@ class Architecture:
     caption_dropout: float = 0.05
     source: str = "rank as OneTrainer, learning rate and caption dropout as ai-toolkit"  # of these
     references: int = 0  # control pictures that it reads at most, as ComfyUI's reference latents
+    alone: bool = False  # it also draws from a caption alone, its channels for a control picture empty
     seen: bool = False  # its text encoder reads control pictures, too
     distilled: str = ""  # why it should not be trained, and what to do instead
     train_on: str = "its base"  # instead of one of its models that is distilled to a few steps
@@ -198,6 +199,7 @@ ARCHITECTURES = (
         rank=32,
         resolution=768,
         source=MUSUBI,
+        alone=True,
         in_loras={"individual_token_refiner": "HunyuanVideo or HunyuanImage"},
         in_files={"txt_in.individual_token_refiner.": "a HunyuanVideo model"},
         diffusers=HUNYUAN_VIDEO_15,
@@ -265,6 +267,30 @@ ARCHITECTURES = (
         in_loras={r"single_transformer_blocks|single_blocks_\d|double_blocks_\d": "FLUX"},
         in_files={"double_blocks.": "a FLUX-like model", "single_transformer_blocks.": "a FLUX-like model"},
         diffusers=FLUX_1,
+    ),
+    Architecture(
+        kind="flux",
+        title="FLUX.1 Canny or Depth",
+        classes=("Flux",),
+        where={"in_channels": 32},
+        modelspec="flux-1-dev",
+        base_version="flux1",
+        levels=FLUX,
+        guidance=1.0,
+        guidance_source="as FLUX.1 dev",
+        sampling=Sampling(cfg=1.0, guidance=30.0),
+    ),
+    Architecture(
+        kind="flux",
+        title="FLUX.1 Fill",
+        classes=("FluxInpaint",),
+        where={"in_channels": 96},
+        modelspec="flux-1-dev",
+        base_version="flux1",
+        levels=FLUX,
+        guidance=1.0,
+        guidance_source="OneTrainer",
+        sampling=Sampling(cfg=1.0, guidance=30.0, scheduler="normal"),
     ),
     Architecture(
         kind="flux_schnell",
