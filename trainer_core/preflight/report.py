@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..common.axes import size_text
 from ..common.wording import short, table_cell
-from ..config import ConceptConfig, setting
+from ..config import ConceptConfig, node, setting
 from ..data.buckets import buckets_of, parse_resolution
 from ..data.plan import Plan, Sample
 from ..data.scan import count, names, printable
@@ -245,3 +245,13 @@ def _remarks_on_limits(plan: Plan) -> Iterator[str]:
 def _sample_for_table(plan: Plan, picture: int) -> Sample:
     """Choose the sample that stands for a picture in tables."""
     return next((s for s in plan.validation if s.picture == picture), None) or plan.sample(picture, 0)
+
+
+def painting_remarks(plan: Plan, title: str) -> list[str]:
+    """Say that an inpainting model gets no mask; title: of the model."""
+    if plan.masked_views()[0]:
+        return []
+    return [
+        f"{title} paints the white region of a mask, and no picture here has one, so it learns to paint whole "
+        f"pictures. To train it for regions, link {node('masks')} to the dataset."
+    ]

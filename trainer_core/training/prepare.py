@@ -53,7 +53,7 @@ from ..preflight.measured import fit_measured
 from ..preflight.memory import fit_memory
 from ..preflight.network import describe_network, measure_run
 from ..preflight.outline import outline_run, trains_text
-from ..preflight.report import long_captions, report
+from ..preflight.report import long_captions, painting_remarks, report
 from ..runs import Checkpoint, RunFolder, build_keys, build_parts, model_digests
 from ..runs.log import check_log
 from .checkpoint import resume, sizes_ahead
@@ -204,6 +204,7 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
         vae = job.source.outline_autoencoder() if config.memory.encodings == "none" else None
         ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes, vae)
     settings = (
+        *(painting_remarks(plan, outline.base.title) if outline.base.inpainting else ()),
         *resolution_remarks(config.train, config.dataset, outline.base.defaults, outline.base.title),
         *objective_remarks(config, outline.base.noise, outline.base.levels),
         *remarks_on_algorithm(config.lora),
