@@ -135,10 +135,11 @@ LATENT_CHANNELS = 4  # of all families here
 INPAINTING_CHANNELS = 9  # noised latents, mask, latents of the picture with the masked region blanked
 SUPPORTED = "Stable Diffusion 1, 2 or XL"
 VAE_FILE, TEXT_FILES = "vae", ("text_encoder", "text_encoder_2")  # parts that files of their own can give
+EDITING_CHANNELS = 8
 UNSUPPORTED_CHANNELS = {  # kinds of UNets by their number of input channels
     5: "a depth model",
     7: "an upscaling model",
-    8: "an edit model (as InstructPix2Pix)",
+    EDITING_CHANNELS: "an edit model (as InstructPix2Pix)",
 }
 FAMILY_BY_WIDTH = {768: "sd1", 1024: "sd2"}  # families by the width of the UNet's text input
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
@@ -260,8 +261,12 @@ def check_channels(name: str, channels: int, family: Family) -> None:
     if channels not in (LATENT_CHANNELS, INPAINTING_CHANNELS):
         raise ValueError(
             f"{name} takes {channels} input channels, it is {UNSUPPORTED_CHANNELS.get(channels, 'no ordinary model')}; "
-            f"choose an ordinary or an inpainting checkpoint of {family.title}."
+            f"choose an ordinary or an inpainting checkpoint of {family.title}{_linked(channels)}."
         )
+
+
+def _linked(channels: int) -> str:
+    return f", or link it by {node('connected')}" if channels == EDITING_CHANNELS else ""
 
 
 def check_vae(header: FileHeader, family: Family) -> None:
