@@ -34,7 +34,8 @@ from lora_atelier.trainer_core.preflight import measured
 
 PICTURES = LatentFormat(channels=4, pixels=8, step=8)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-REFUSED = {"cogvideox": "its sampling"}  # rows that training cannot follow, and what the sentence says
+# Rows that training cannot follow, or not without other pictures, and what the sentence says.
+REFUSED = {"cogvideox": "its sampling", "wan21_i2v": "makes each picture from a control picture"}
 # Sides of pictures in pixels, where tiny models take none of 64.
 LARGE = {"pixart_sigma": 384, "pixart_alpha": 384, "cascade_c": 128, "cascade_b": 128}
 # Rows that differ from another one in sizes alone, or by what the passes of test_session.py have of their own.

@@ -957,15 +957,37 @@ ODD = {  # of zoo/odd.py
     "odd_convolutions": Row("OddConvolutions", (16, 4, 6), (8, 24), {}, kind="oddconvolutions", step=8),
     "odd_weights": Row("OddWeights", (16, 4, 6), (8, 24), {}, kind="oddweights", step=8),
 }
+BASES = {  # models of the rows above with channels for a mask or another picture; the tests of beside.py have them
+    "sd15_inpaint": Row("SD15", (4, 16, 16), (8, 32), UNET | {"in_channels": 9}, kind="sd1", step=8),
+    "sd15_ip2p": Row("SD15_instructpix2pix", (4, 16, 16), (8, 32), UNET | {"in_channels": 8}, kind="sd1", step=8),
+    "sdxl_inpaint": Row("SDXL", (4, 16, 16), (8, 32), XL | {"in_channels": 9}, 1280, kind="sdxl", step=8),
+    "sdxl_ip2p": Row("SDXL_instructpix2pix", (4, 16, 16), (8, 32), XL | {"in_channels": 8}, 1280, kind="sdxl", step=8),
+    "flux_fill": Row("FluxInpaint", IMAGE, (8, 48), FLUX | {"in_channels": 96}, 32, kind="flux"),
+    "flux_canny": Row("Flux", IMAGE, (8, 48), FLUX | {"in_channels": 32}, 32, kind="flux"),
+    "wan21_fun_control": Row(
+        "WAN21_FunControl2V", VIDEO, (8, 48), WAN | {"model_type": "i2v", "in_dim": 48}, kind="wan"
+    ),
+    "hunyuan_i2v": Row(
+        "HunyuanVideoI2V", VIDEO, (8, 48), HUNYUAN_VIDEO | {"in_channels": 33}, 32, kind="hunyuan_video"
+    ),
+    "skyreels_i2v": Row(
+        "HunyuanVideoSkyreelsI2V", VIDEO, (8, 48), HUNYUAN_VIDEO | {"in_channels": 32}, 32, kind="hunyuan_video"
+    ),
+}
 ZOO = {name: row for name, row in ROWS.items() if hasattr(comfy.supported_models, row.cls)} | ODD  # of this ComfyUI
 OF_EACH_KIND = {"epsilon": "sd15", "v_prediction": "hunyuan_dit", "affine": "cosmos_t2v", "flow": "flux_dev"}
+
+
+def row_of(name: str) -> Row:
+    """Find a row of the zoo, or of its bases with further channels."""
+    return ZOO.get(name) or BASES[name]
 
 
 def build(
     name: str, seed: int = 0, dtype: torch.dtype = torch.float32, compute: torch.dtype | None = None
 ) -> tuple[BaseModel, ModelPatcher]:
     """Build a model with random weights on the CPU; compute: dtype of activations, where weights are cast at use."""
-    with ZOO[name].building():
+    with row_of(name).building():
         model = settings(name, dtype, compute).get_model({}, "", device="cpu")
     fill(model, seed)
     return model, patcher_of(model)
@@ -973,7 +995,7 @@ def build(
 
 def settings(name: str, dtype: torch.dtype = torch.float32, compute: torch.dtype | None = None) -> Any:
     """Build ComfyUI's configuration of a model."""
-    row = ZOO[name]
+    row = row_of(name)
     config = getattr(odd if name in ODD else comfy.supported_models, row.cls)(dict(row.config))
     config.set_inference_dtype(dtype, compute)
     return config
@@ -1009,7 +1031,7 @@ def fill(model: BaseModel, seed: int) -> None:
 
 def conditioning(name: str, seed: int = 1, tokens: int = 0) -> list[list[Any]]:
     """Draw a CONDITIONING of one caption, [[encoding (1, tokens, width), values]]; tokens: 0 for the row's own."""
-    row = ZOO[name]
+    row = row_of(name)
     draws = torch.Generator().manual_seed(seed)
     count, width = tokens or row.text[0], row.text[1]
     values: dict[str, Any] = {"pooled_output": torch.randn(1, row.pooled, generator=draws) if row.pooled else None}
@@ -1019,4 +1041,4 @@ def conditioning(name: str, seed: int = 1, tokens: int = 0) -> list[list[Any]]:
 
 def latents(name: str, count: int = 1, seed: int = 5) -> Tensor:
     """Draw clean latents of a model, (count, *row.latents)."""
-    return torch.randn(count, *ZOO[name].latents, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(count, *row_of(name).latents, generator=torch.Generator().manual_seed(seed))

@@ -129,11 +129,11 @@ def latent_mask(mask: Image.Image, factor: int | Fraction) -> Tensor:
 def painting_masks(mask: Image.Image, factor: int | Fraction) -> tuple[Tensor, Tensor]:
     """Convert a cut mask as ComfyUI does for inpainting models, 1 = painted: (1, H, W) pixels, (1, h, w) latents.
 
-    Both are rounded; the small one is interpolated bilinearly at the middle of each latent pixel.
+    The small one is interpolated bilinearly at the middle of each latent pixel, and rounded.
     """
     pixels = torch.from_numpy(np.array(mask, dtype=np.float32))[None] / 255
     small = torch.nn.functional.interpolate(pixels[None], scale_factor=float(1 / factor), mode="bilinear")[0]
-    return pixels.round(), small.round()
+    return pixels, small.round()
 
 
 def loss_mask(mask: Tensor, use_mask: Tensor, unmasked_weight: float) -> Tensor:

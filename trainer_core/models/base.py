@@ -337,7 +337,7 @@ class Inpainting(Protocol):
     """The further inputs of a denoiser that also reads a mask and the picture with the masked region blanked."""
 
     def encode(self, autoencoder: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor, /) -> Tensor:
-        """Encode them for (1, 3, H, W) pixels in -1..1; pixel_mask (B, 1, H, W), mask at latent size."""
+        """Encode them for (1, 3, H, W) pixels in -1..1; pixel_mask (B, 1, H, W) in 0..1, mask at latent size."""
         ...
 
     def blank(self, autoencoder: Any, size: Size, /) -> Tensor:
@@ -351,6 +351,11 @@ class ControlPictures(Protocol):
     @property
     def most(self) -> int:
         """How many it reads at most, from 1 on."""
+        ...
+
+    @property
+    def least(self) -> int:
+        """How many it reads at least; 0 for one that also draws from a caption alone."""
         ...
 
     def encode(self, autoencoder: Any, pixels: Tensor, /) -> Tensor:
@@ -372,8 +377,12 @@ class Sampler(Protocol):
         picture: SamplePicture,
         check: Callable[[], None],
         references: Sequence[Tensor] = (),
+        painted: Tensor | None = None,
     ) -> Tensor:
-        """Draw a sample, (1, H, W, 3) in 0..1; references: its control pictures, as encoded, (C, *axes) each."""
+        """Draw a sample, (1, H, W, 3) in 0..1.
+
+        references: its control pictures, as encoded, (C, *axes) each. painted: (1, C, *axes) from `Inpainting.blank`.
+        """
         ...
 
 

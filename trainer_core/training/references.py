@@ -33,6 +33,8 @@ def check_references(config: RunConfig, base: BaseModel) -> None:
         for n, line in enumerate(config.sample.lines(), 1)
     ]
     most = base.controls.most if base.controls else 0
+    if base.controls and base.controls.least:
+        _check_given(config, base)
     for place, number in given:
         if number and not most:
             raise ValueError(
@@ -41,9 +43,30 @@ def check_references(config: RunConfig, base: BaseModel) -> None:
             )
         if number > most:
             taken = count(most, "control picture")
+            if not base.text.seen_as:
+                raise ValueError(f"{base.title} takes {taken}; set {place} to as many.")
             raise ValueError(
                 f"{base.title} takes {taken} with edit_text single; set {place} to as many, or "
                 f"{setting('connected.edit_text')} to plus."
+            )
+
+
+def _check_given(config: RunConfig, base: BaseModel) -> None:
+    """Raise ValueError for concepts and prompts without the control picture that each picture is made from."""
+    start = f"{base.title} makes each picture from a control picture"
+    for concept in config.dataset.concepts:
+        if concept.controls is None:
+            raise ValueError(
+                f"{start}, and {concept.folder} has none; set {setting('controls.folders')} to the folder of them."
+            )
+        if concept.paired:
+            raise ValueError(
+                f"{start}, and those of {concept.folder} are for a slider; set {setting('controls.use')} to edit."
+            )
+    for number, line in enumerate(config.sample.lines(), 1):
+        if not line.controls:
+            raise ValueError(
+                f"{start}, and prompt {number} has none; set --ci in it, of {setting('sample.prompts')}, to a picture."
             )
 
 

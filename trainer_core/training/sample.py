@@ -45,17 +45,18 @@ def sample_images(
     if wanted and (inpainting := base.inpainting):
         with on_device(base.autoencoder.module, device) as vae:
             for size in {picture.size for picture in wanted}:
-                painted[size] = inpainting.blank(vae, size).expand(2, -1, -1, -1)
+                painted[size] = inpainting.blank(vae, size)
     for done, picture in enumerate(wanted, 1):
         shown = encoded.drawn.get(picture, ()) if encoded else ()
         seen = (shown,) if shown and base.text.seen_as else ()
         each = (encode(picture.prompt, *seen), encode(picture.negative, *seen))
         references = encoded.references(shown) if encoded else []
         if base.sampler:
-            image = base.sampler.draw(each[0], each[1], picture, callbacks.check, references)
+            image = base.sampler.draw(each[0], each[1], picture, callbacks.check, references, painted.get(picture.size))
         else:
             size = picture.size
-            both = base.conditions.batch(each, [Framing.whole(size)] * 2, device, painted.get(size))
+            whole = torch.cat([painted[size]] * 2) if painted else None
+            both = base.conditions.batch(each, [Framing.whole(size)] * 2, device, whole)
             latents = sample_latents(base, both, picture, device, check=callbacks.check)
             with on_device(base.autoencoder.module, device) as vae:
                 image, _ = with_room(base.autoencoder.decode, vae, device, latents)

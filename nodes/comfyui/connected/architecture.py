@@ -32,6 +32,7 @@ from ....trainer_core.models.files.safetensors_file import read_header
 from ....trainer_core.models.sd.family import TOY_CFG, TOY_CHANNELS
 from ....trainer_core.networks.layers.shape import is_matrix
 from ....trainer_core.objective import describe_levels
+from .beside import beside_of
 from .layers import list_layers
 from .live import ATTENTION
 from .noise import NODE, is_flow, noise_model, own_shift
@@ -148,7 +149,18 @@ def describe(patcher: Any, guidance: float = -1.0, clip: Any = None, sampled: An
         sentences.append(f"Distilled guidance is {trained_with} and {cfg.guidance:g} in samples.")
     elif guidance >= 0 and row.classes:  # of others it is not known
         sentences.append(f"This MODEL takes no distilled guidance, so set guidance of {NODE} to -1.")
-    return sentences + remarks(patcher, clip)
+    return sentences + _beside(row, patcher.model) + remarks(patcher, clip)
+
+
+def _beside(row: Architecture, model: Any) -> list[str]:
+    """Say which pictures a MODEL reads beside its latents, and where they come from."""
+    beside = beside_of(model)
+    if beside.paints:
+        return ["It paints the white region of a mask and sees the rest: link Mask Loader to the dataset."]
+    if not beside.controls:
+        return []
+    does = "may also start from a control picture" if row.alone else "makes each picture from a control picture"
+    return [f"It {does}: link Control Pictures to the dataset."]
 
 
 def remarks(patcher: Any, clip: Any = None) -> list[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import NoneType
 from typing import Any
 
+import comfy.lora
 import comfy.model_base
 import comfy.model_patcher
+import comfy.utils
 import torch
 
 from ....trainer_core.networks.layers.shape import weight_shape
@@ -25,6 +27,7 @@ def check_connected(model: Any, clip: Any, vae: Any) -> None:
         raise ValueError(f"The MODEL linked to {NODE} is no diffusion model; link one that KSampler could use.")
     architecture = architecture_of(model)
     _check_unchanged("MODEL", model)
+    _check_shapes(model)
     noise_model(model)
     form = model.model.latent_format
     if form.latent_dimensions not in (2, 3):
@@ -79,6 +82,17 @@ def _check_unchanged(kind: str, patcher: Any) -> None:
             f"The {kind} linked to {NODE} is changed while it runs ({', '.join(found)}), by a node that wraps it; link "
             f"the {kind} without that node."
         )
+
+
+def _check_shapes(patcher: Any) -> None:
+    """Raise ValueError for a MODEL whose patches give its weights another shape: it reads other things then."""
+    for key, patches in patcher.patches.items():
+        weight = patcher.backup[key].weight if key in patcher.backup else comfy.utils.get_attr(patcher.model, key)
+        if tuple(comfy.lora.calculate_shape(patches, weight, key)) != tuple(weight.shape):
+            raise ValueError(
+                f"A LoRA on the MODEL linked to {NODE} gives it channels for another picture, as those of FLUX.1 Canny "
+                "and Depth do; link the MODEL without it, or the control model itself."
+            )
 
 
 def check_distilled(model: Any, *, confirmed: bool) -> None:

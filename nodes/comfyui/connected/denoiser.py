@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from ....trainer_core.common.axes import Framing
 from ....trainer_core.common.subset import Subset, computing
 from ....trainer_core.models import Conditioning
+from .beside import Beside, shown
 from .gradients import WRONG
 from .text import conditioning
-from .vae import reference_latents, with_time, without_time
+from .vae import with_time, without_time
 
 SampleConditions = Mapping[str, Any]  # a sample's conditions by name, as ComfyUI's COND objects
 # Of the largest value: a batch may differ from its samples by rounding, in float32 also that of a GPU's TensorFloat-32.
@@ -84,8 +85,9 @@ def _shape(cond: Any) -> Any:
 class RawDenoiser:
     """A MODEL that is trained on: how noised latents, levels and captions become a prediction."""
 
-    def __init__(self, patcher: Any, sigmas: Tensor, guidance: float | None) -> None:
+    def __init__(self, patcher: Any, sigmas: Tensor, guidance: float | None, beside: Beside | None = None) -> None:
         self.patcher, self.model, self.sigmas, self.guidance = patcher, patcher.model, sigmas, guidance
+        self.beside = beside or Beside()  # what it reads in further channels
         self.sampling = Raw(patcher.get_model_object("model_sampling"))
         self._joins: bool | None = None  # whether batches act like single samples; tried once
 
@@ -96,18 +98,19 @@ class RawDenoiser:
         shape: Sequence[int],
         device: Any,
         references: Sequence[Sequence[Tensor]] = (),
+        painted: Tensor | None = None,
     ) -> BatchConditions:
         """Build the conditions of a batch on a device.
 
         framings: of each sample. shape: of one sample's latents, (C, *axes). references: of each sample, latents
-        (C, *axes) in the VAE's scale.
+        (C, *axes) in the VAE's scale. painted: (B, C, *axes), in place of what an inpainting MODEL makes of nothing.
         """
-        shown = references or [()] * len(captions)
+        each = references or [()] * len(captions)
+        given = [None] * len(captions) if painted is None else painted.to(device)
         with torch.no_grad():
             return BatchConditions(
                 tuple(
-                    self._sample(caption, framing, shape, device, own)
-                    for caption, framing, own in zip(captions, framings, shown, strict=True)
+                    self._sample(*of_one, shape, device) for of_one in zip(captions, framings, each, given, strict=True)
                 )
             )
 
@@ -115,9 +118,10 @@ class RawDenoiser:
         self,
         caption: Conditioning,
         framing: Framing,
+        references: Sequence[Tensor],
+        painted: Tensor | None,
         shape: Sequence[int],
         device: Any,
-        references: Sequence[Tensor],
     ) -> SampleConditions:
         """Ask the MODEL for the conditions of one sample; sizes and guidance enter here."""
         cross, given = conditioning({name: tensor.to(device) for name, tensor in caption.items()})
@@ -140,8 +144,9 @@ class RawDenoiser:
             given["guidance"] = self.guidance
         if cross is not None:
             given["cross_attn"] = cross
-        if references:
-            given |= reference_latents(self.model, [latents.to(device) for latents in references])
+        given |= shown(self.model, self.beside, [latents.to(device) for latents in references])
+        if painted is not None:
+            given["noise_concat"] = painted[None]
         found = self.model.extra_conds(**given)
         # ComfyUI's sampler does the same to conditions before a pass.
         return {name: cond.process_cond(batch_size=1, area=None) for name, cond in found.items()}

@@ -63,8 +63,9 @@ class ConnectedVae:
 
     @property
     def identity(self) -> str:
-        """A key of the VAE's weights, and of the MODEL's scale of latents."""
-        return f"{self._wired.digests['vae']}/{identity.digest_of_scale(self._wired.model.model)}"
+        """A key of the VAE's weights, and of the MODEL's scale of latents and form of masks."""
+        scale, masks = identity.digest_of_scale(self._wired.model.model), self._wired.form_of_masks
+        return "/".join(filter(None, (self._wired.digests["vae"], scale, masks)))
 
     def encode(self, held: Any, pixels: Tensor) -> tuple[Tensor, None]:
         """Encode (B, 3, H, W) pixels in -1..1 to latents; the VAE gives no deviation."""
@@ -77,11 +78,11 @@ class ConnectedVae:
 
 
 class ConnectedControls:
-    """Control pictures as ComfyUI's reference latents; implements `ControlPictures`."""
+    """Control pictures in the VAE's own scale; implements `ControlPictures`."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, least: int = 0) -> None:
+        self.most, self.least = most, least
 
     def encode(self, held: Any, pixels: Tensor) -> Tensor:
-        """Encode (1, 3, H, W) pixels in -1..1 in the VAE's own scale, as VAE Encode does for reference latents."""
+        """Encode (1, 3, H, W) pixels in -1..1 in the VAE's own scale, as VAE Encode does."""
         return vae.encode_plain(held.vae, pixels)

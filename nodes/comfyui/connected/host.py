@@ -14,6 +14,7 @@ from ....trainer_core.config import RunConfig, SamplePicture, node, setting
 from ....trainer_core.config.optimizer import RATES
 from ....trainer_core.models import Conditioning
 from . import gradients, names, vae
+from .beside import empty_inputs
 from .denoiser import BatchConditions
 from .predicting import ConnectedConditions
 from .sampling import draw
@@ -97,7 +98,7 @@ class ComfyUIHost:
         modules = {layer.name: layer.module for layer in wired.layers if layer.name in layers}
         found = try_out(wired.denoiser, inputs, what, layers, modules)
         wired.left_out, wired.units, wired.drawn_as_trained = found[:3]
-        return found.remarks
+        return found.remarks + ([] if wired.beside.paints else empty_inputs(inputs[2].samples[0].items()))
 
     def _inputs(self, caption: Conditioning, size: Size, references: int) -> tuple[Tensor, Tensor, BatchConditions]:
         """Build the inputs of a pass on one picture of (width, height) in pixels, beside other pictures."""
@@ -142,8 +143,9 @@ class ComfyUISampler:
         picture: SamplePicture,
         check: Callable[[], None],
         references: Sequence[Tensor] = (),
+        painted: Tensor | None = None,
     ) -> Tensor:
         """Draw a sample, (1, H, W, 3) in 0..1."""
         model = self._drawing or self._wired.model
-        latents = draw(model, (prompt, negative), picture, check, references)
+        latents = draw(model, (prompt, negative), picture, check, references, painted)
         return vae.decode(self._wired.vae, latents)

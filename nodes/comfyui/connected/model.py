@@ -15,6 +15,7 @@ from ....trainer_core.config import BaseModelConfig, Defaults, SamplingDefaults
 from ....trainer_core.models import LatentFormat, LevelDefaults, NoiseModel, Part
 from . import identity
 from .architecture import defaults_of, preset_of, remarks, sampling_of
+from .beside import ConnectedInpainting
 from .check import check_connected, check_partner
 from .encoding import ConnectedControls, ConnectedText, ConnectedVae
 from .host import ComfyUIHost, ComfyUISampler
@@ -29,8 +30,6 @@ PREFIX = "lora_unet"  # of the denoiser's layers in our LoRA files, as sd-script
 
 class ConnectedModel:
     """Linked models; implements `BaseModel`."""
-
-    inpainting = None
 
     def __init__(self, config: BaseModelConfig, live: LinkedModels) -> None:
         self.wired = wired = Wired(config, live)
@@ -104,8 +103,15 @@ class ConnectedModel:
         return self.wired.latents
 
     @property
+    def inpainting(self) -> ConnectedInpainting | None:
+        """The further channels of an inpainting MODEL."""
+        return ConnectedInpainting(self.wired.model.model) if self.wired.beside.paints else None
+
+    @property
     def controls(self) -> ConnectedControls | None:
-        """The control pictures that the architecture reads, as ComfyUI's reference latents."""
+        """The control pictures that the MODEL reads: in channels of its own, or as ComfyUI's reference latents."""
+        if own := self.wired.beside.controls:
+            return ConnectedControls(own, least=0 if self.architecture.alone else 1)
         most = min(self.architecture.references, 1) if self.wired.seen_as == SINGLE else self.architecture.references
         return ConnectedControls(most) if most else None
 

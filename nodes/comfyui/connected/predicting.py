@@ -68,11 +68,10 @@ class ConnectedConditions:
         references: Sequence[Sequence[Tensor]] = (),
     ) -> BatchConditions:
         """Join the conditions of a batch on a device; captions of unequal lengths run one after another."""
-        del painted
         assert self._wired.denoiser is not None
         form = self._wired.latents
         shape = (form.channels, *form.axes(framings[0].size))
-        return self._wired.denoiser.conditions(captions, framings, shape, device, references)
+        return self._wired.denoiser.conditions(captions, framings, shape, device, references, painted)
 
 
 class ConnectedLayers:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ....trainer_core.config import SamplePicture
 from ....trainer_core.models import Conditioning
+from .beside import beside_of, shown
 from .text import conditioning
-from .vae import reference_latents, with_time
+from .vae import with_time
 
 SAMPLERS = tuple(comfy.samplers.KSampler.SAMPLERS)
 
@@ -25,17 +26,20 @@ def draw(
     picture: SamplePicture,
     check: Callable[[], None],
     references: Sequence[Tensor] = (),
+    painted: Tensor | None = None,
 ) -> Tensor:
     """Draw a sample with a MODEL as it is now; return latents in the VAE's scale.
 
-    prompts: the prompt and the negative prompt, which both get the references:
-    latents (C, h, w) of control pictures in the VAE's scale.
+    prompts: the prompt and the negative prompt. Both get the references, latents (C, h, w) of control pictures in the
+    VAE's scale, and painted, (1, C, h, w) for an inpainting MODEL.
     """
     form = model.model.latent_format
     height, width = (side // form.spacial_downscale_ratio for side in (picture.height, picture.width))
     latents = with_time(model.model, torch.zeros(1, form.latent_channels, height, width))
     given: dict[str, Any] = {} if picture.guidance is None else {"guidance": picture.guidance}
-    given |= reference_latents(model.model, references) if references else {}
+    beside = beside_of(model.model)  # a partner may read other things
+    given |= shown(model.model, beside, references)
+    given |= {} if painted is None or not beside.paints else {"noise_concat": painted}
     positive, negative = (_conditioning(prompt, given) for prompt in prompts)
     return comfy.sample.sample(
         model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -43,11 +42,6 @@ def decode(vae: Any, latents: Tensor) -> Tensor:
     """Decode latents in the VAE's own scale, with or without a time axis, to (B, H, W, 3) pictures in 0..1."""
     pictures = vae.decode(latents)
     return pictures.reshape(-1, *pictures.shape[-3:]).float().clone()
-
-
-def reference_latents(model: Any, references: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-    """Write control pictures, (C, h, w) in the VAE's scale, as ReferenceLatent adds them to a CONDITIONING."""
-    return {"reference_latents": [with_time(model, latents[None]) for latents in references]}
 
 
 def with_time(model: Any, latents: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from ....trainer_core.models import LatentFormat, Layer
 from ....trainer_core.models.base import Unit
 from . import identity
 from .architecture import Architecture, architecture_of
+from .beside import beside_of, digest_of_painting
 from .denoiser import RawDenoiser
 from .layers import list_layers
 from .live import LinkedModels
@@ -29,10 +30,11 @@ class Wired:
         self.model, self.clip, self.vae = live.model.clone(), live.clip, live.vae
         self.partner = live.sampled  # draws the samples instead of `model`
         self.architecture: Architecture = architecture_of(self.model)
+        self.beside = beside_of(self.model.model)
         self.seen_as = config.connected.edit_text if self.architecture.seen else ""
         guidance = config.connected.guidance
         guidance = self.architecture.guidance if guidance < 0 else guidance
-        self.denoiser: RawDenoiser | None = RawDenoiser(self.model, sigmas(self.model), guidance)
+        self.denoiser: RawDenoiser | None = RawDenoiser(self.model, sigmas(self.model), guidance, self.beside)
         self.reserved = 0  # bytes of the device for a step
         self.left_out: frozenset[str] = frozenset()  # names of layers that cannot be trained
         self.drawn_as_trained = False  # whether only code for training calls all layers, so that samples need it
@@ -45,6 +47,11 @@ class Wired:
         form = self.model.model.latent_format
         pixels = self.architecture.pixels or form.spacial_downscale_ratio
         return LatentFormat(channels=form.latent_channels, pixels=pixels, step=self.architecture.step)
+
+    @functools.cached_property
+    def form_of_masks(self) -> str:
+        """The sha256 of how an inpainting MODEL writes masks; "" for others."""
+        return digest_of_painting(self.model.model) if self.beside.paints else ""
 
     @functools.cached_property
     def layers(self) -> list[Layer]:

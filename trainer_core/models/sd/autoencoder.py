@@ -126,7 +126,7 @@ def encode_painted(vae: Any, batch: Tensor, pixel_mask: Tensor, mask: Tensor, la
 
     pixel_mask (B, 1, H, W) and mask (B, 1, h, w), 1 = painted.
     """
-    mean, _ = encode_pixels(vae, batch * (1 - pixel_mask), latent_scale)
+    mean, _ = encode_pixels(vae, batch * (1 - pixel_mask.round()), latent_scale)
     return torch.cat([mask.to(mean), mean], dim=1)
 
 
