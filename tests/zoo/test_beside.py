@@ -243,6 +243,8 @@ SAMPLE = SampleConfig(prompts=("a mossling --n dull",), width=64, height=64, ste
 @pytest.mark.parametrize("row", ["flux_fill", *again("sd15_inpaint", "sdxl_inpaint")])
 def test_an_inpainting_base_trains_on_masks_and_draws_whole_pictures(row, masked, inpaint_node, tmp_path):
     base = linked(row)
+    own = live_of(base).vae.encode
+    live_of(base).vae.encode = lambda images: own(images) + 0.5  # so that grey is no zero
     config = alone(base, masked, masks=MaskConfig(), flip=True).replace(sample=SAMPLE)
     config = config.replace(train=config.train.replace(validation_share=0.3, validate_every=1))
     result, notes = run_measured(config, tmp_path)

@@ -974,6 +974,7 @@ BASES = {  # models of the rows above with channels for a mask or another pictur
         "HunyuanVideoSkyreelsI2V", VIDEO, (8, 48), HUNYUAN_VIDEO | {"in_channels": 32}, 32, kind="hunyuan_video"
     ),
 }
+BASES = {name: row for name, row in BASES.items() if hasattr(comfy.supported_models, row.cls)}
 ZOO = {name: row for name, row in ROWS.items() if hasattr(comfy.supported_models, row.cls)} | ODD  # of this ComfyUI
 OF_EACH_KIND = {"epsilon": "sd15", "v_prediction": "hunyuan_dit", "affine": "cosmos_t2v", "flow": "flux_dev"}
 
