@@ -23,8 +23,9 @@ class AtelierControlPictures(Node):
             "AtelierControlPictures",
             "Trains an edit model on pairs: it sees one to three control pictures and the caption, and "
             "learns to make the picture. Applies to every concept linked in that has no control pictures yet. For "
-            "FLUX.1 Kontext, FLUX.2, Qwen-Image-Edit and OmniGen2 by Use Connected Model. With use slider it trains a "
-            "slider of any model: more of the pictures at strength 1, more of the control pictures at -1.",
+            "FLUX.1 Kontext, Canny and Depth, FLUX.2, Qwen-Image-Edit, OmniGen2, InstructPix2Pix and Wan I2V by Use "
+            "Connected Model. With use slider it trains a slider of any model: more of the pictures at strength 1, "
+            "more of the control pictures at -1.",
             [
                 *("edit model", "kontext", "qwen edit", "reference", "pairs", "before after"),
                 *("slider", "concept slider", "image slider", "atelier"),
