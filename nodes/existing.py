@@ -48,12 +48,13 @@ class AtelierExistingLora(Node):
         strength: float,
         lora_config: LoraConfig = OPEN_LORA,
         lora: Mapping[str, torch.Tensor] | None = None,
+        training_only: bool = False,
     ) -> io.NodeOutput:
         """Check that the file is a LoRA, and add it to the configuration."""
         if lora is None and lora_name == NONE:
             return io.NodeOutput(lora_config, ui=ui.PreviewText("No LoRA is chosen, so this node changes nothing."))
         path = folders.file_path("loras", lora_name, "lora_name of Existing LoRA") if lora is None else keep(lora)
-        return io.NodeOutput(read_existing_lora(path, use, strength, lora_config))
+        return io.NodeOutput(read_existing_lora(path, use, strength, lora_config, training_only))
 
 
 def keep(lora: Mapping[str, torch.Tensor]) -> Path:

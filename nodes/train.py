@@ -170,7 +170,7 @@ def output_models(
             own_model, own_clip = live.model, live.clip
         else:
             own_model, own_clip, _ = models.load_models(config.base_model, *detect_noise(config.base_model))
-        for beneath in config.lora.beneath:
+        for beneath in (each for each in config.lora.beneath if not each.training_only):
             tensors = comfy_tensors(Path(beneath.path), base)
             own_model, own_clip = models.apply_lora(own_model, own_clip, tensors, beneath.strength)
         model, clip = model or own_model, clip or own_clip

@@ -44,7 +44,8 @@ def test_a_lora_is_continued_on_top_of_another(comfy: ComfyClient, server: Comfy
         assert set(new.keys()) == set(first.keys())
         metadata = new.metadata()
     start, (beneath,) = json.loads(metadata["atelier.start"]), json.loads(metadata["atelier.config"])["lora"]["beneath"]
-    assert beneath == {"path": f"{name}-old.safetensors", "strength": 0.7} and start["rank"] == 4
+    assert beneath == {"path": f"{name}-old.safetensors", "strength": 0.7, "training_only": False}
+    assert start["rank"] == 4
     (kept,) = (server.base / "user").rglob(start["file"])
     assert kept.parent.name == "loras" and "__" in str(kept)  # a folder that ComfyUI serves nothing from
 

@@ -533,7 +533,8 @@ def test_a_lora_is_continued_from_what_it_was(config, tmp_path):
     assert start["sshs_model_hash"] == hashlib.sha256(body).hexdigest()
     assert (metadata["ss_network_dim"], metadata["ss_network_alpha"]) == ("3", "2.0")
     under = metadata_in(beneath.path)
-    assert json.loads(under["atelier.config"])["lora"]["beneath"] == [{"path": "old.safetensors", "strength": 1.0}]
+    expected = {"path": "old.safetensors", "strength": 1.0, "training_only": False}
+    assert json.loads(under["atelier.config"])["lora"]["beneath"] == [expected]
     assert "atelier.start" not in under and str(tmp_path) not in str(metadata) + str(under)
 
 
@@ -552,6 +553,12 @@ def test_a_lora_that_does_not_fit_is_refused_before_the_pictures_are_looked_for(
     for lora in ({"start": str(path)}, {"beneath": (BeneathConfig(path=str(path)),)}):
         with pytest.raises(ValueError, match=r"1 of 1 layers of x.safetensors have no place in random-tiny"):
             run(change(nowhere, lora=lora), tmp_path)
+
+
+def test_a_lora_in_the_weights_cannot_be_there_in_training_alone(config, tmp_path):
+    beneath = BeneathConfig(path=str(start_file(config, tmp_path)[0]), training_only=True)
+    with pytest.raises(ValueError, match="set training_only of Existing LoRA to false, or link the model to Use Conn"):
+        run(change(config, lora={"beneath": (beneath,)}), tmp_path)
 
 
 def test_dropouts_bounded_norms_and_baking_act_in_a_run_and_repeat(config, tmp_path):

@@ -24,6 +24,7 @@ from lora_atelier.nodes.comfyui.connected.architecture import (
     describe,
     name_of,
     remarks,
+    sampling_of,
 )
 from lora_atelier.nodes.comfyui.connected.check import check_distilled
 from lora_atelier.nodes.comfyui.connected.layers import list_layers
@@ -173,6 +174,28 @@ def test_samples_are_told_of_the_model_that_draws_them():
     assert said.startswith("Samples: 4 steps, cfg 1,")
 
 
+@pytest.mark.parametrize(
+    ("row", "file", "expected"),
+    [
+        ("z_image", "z_image_turbo_bf16.safetensors", (8, 1, "res_multistep", "simple", None)),
+        ("z_image", "z_image_bf16.safetensors", (25, 4, "res_multistep", "simple", None)),
+        ("flux2_klein", "flux-2-klein-4b.safetensors", (4, 1, "euler", "simple", None)),
+        ("flux2_klein", "flux-2-klein-base-4b.safetensors", (20, 5, "euler", "simple", None)),
+        ("flux_dev", "flux1-dev-turbo-4steps.safetensors", (4, 1, "euler", "simple", 3.5)),
+        ("flux_dev", "flux1-dev-turbo-12000-steps.safetensors", (8, 1, "euler", "simple", 3.5)),
+        ("flux_schnell", "flux1-schnell.safetensors", (4, 1, "euler", "simple", None)),
+        ("hidream", "hidream_i1_dev_bf16.safetensors", (28, 1, "lcm", "normal", None)),
+    ],
+)
+def test_a_model_that_is_distilled_by_its_name_draws_in_few_steps(row, file, expected):
+    """Its own samples, and those of a model that it draws for."""
+    patcher = told(build(row)[1], file)
+    own = sampling_of(patcher)
+    assert (own.steps, own.cfg, own.sampler, own.scheduler, own.guidance) == expected
+    (said,) = (each for each in describe(build("flux_dev")[1], sampled=patcher) if "Samples:" in each)
+    assert said.startswith(f"Samples: {own.steps} steps, cfg {own.cfg:g}, sampler {own.sampler},")
+
+
 def test_guidance_is_none_where_the_network_takes_none():
     assert architecture_of(build("flux_dev")[1]).guidance == 1 and architecture_of(build("chroma")[1]).guidance == 0
     model, patcher = build("hunyuan_video")
@@ -217,7 +240,7 @@ def test_a_model_that_is_distilled_by_its_name_is_refused_unless_confirmed(row, 
     found = [sentence for sentence in remarks(patcher) if "distilled to a few steps" in sentence]
     assert name_of(patcher) == file and not architecture_of(patcher).distilled
     assert len(found) == bool(word) and all(f"({word}) {file}" in sentence for sentence in found)
-    adapter = ("Train on Z-Image,", "zimage_turbo_training_adapter_v2", "sample_model of Use Connected Model")
+    adapter = ("Train on Z-Image,", "zimage_turbo_training_adapter_v2", "training_only to true")
     offers = {"z_image": adapter, "flux2_klein": ("Train on FLUX.2 Klein base,",)}
     assert all(offer in sentence for sentence in found for offer in offers.get(row, ("Train on its base,",)))
     check_distilled(patcher, confirmed=True)
@@ -228,9 +251,9 @@ def test_a_model_that_is_distilled_by_its_name_is_refused_unless_confirmed(row, 
 def test_schnell_is_told_by_its_class_and_no_name_is_no_guess():
     _, schnell = build("flux_schnell")
     assert name_of(schnell) == "FLUX.1 schnell"
-    assert "train on FLUX.1 dev" in architecture_of(schnell).distilled and architecture_of(
-        schnell
-    ).distilled in remarks(schnell)
+    (said,) = remarks(schnell)
+    assert said.startswith(architecture_of(schnell).distilled) and "train on FLUX.1 dev" in said
+    assert "its training adapter (FLUX.1-schnell-training-adapter)" in said
     with pytest.raises(ValueError, match=r"train on FLUX\.1 dev"):
         check_distilled(schnell, confirmed=False)
     assert remarks(build("flux2_klein")[1]) == []

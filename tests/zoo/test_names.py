@@ -147,7 +147,7 @@ class Linked:
 
     blocks = ()
 
-    def put_beneath(self, tensors, strength):
+    def put_beneath(self, tensors, strength, *, training_only):
         self.patcher = names.put_beneath(self.patcher, tensors, strength)
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from comfy_extras import nodes_model_advanced
 from durable import Cut, cut_at, equal
+from safetensors.torch import save_file
 from tiny_runs import run_with_notes, tiny_config
 from train_graph import draw_pictures
 from xformers_stand_in import package  # noqa: F401 (a fixture)
@@ -28,7 +29,7 @@ from lora_atelier.nodes.comfyui.connected import host, identity, trial
 from lora_atelier.nodes.comfyui.connected.architecture import sampling_of
 from lora_atelier.nodes.comfyui.connected.denoiser import RawDenoiser
 from lora_atelier.nodes.comfyui.connected.layers import units
-from lora_atelier.trainer_core.config import MemoryConfig, SampleConfig, SavesConfig, TrainConfig
+from lora_atelier.trainer_core.config import BeneathConfig, MemoryConfig, SampleConfig, SavesConfig, TrainConfig
 from lora_atelier.trainer_core.models import LatentFormat
 from lora_atelier.trainer_core.preflight import measured
 
@@ -418,6 +419,36 @@ def test_a_training_adapter_is_in_the_training_alone(pictures, tmp_path):
     without, _ = run(sampled(linked("flux_dev", plain), pictures), tmp_path / "without")
     assert result.losses[0] != pytest.approx(without.losses[0], rel=1e-4)
     assert result.tensors.keys() == without.tensors.keys()
+
+
+def test_an_adapter_of_a_file_is_in_the_training_alone_and_what_else_is_beneath_is_not(pictures, tmp_path):
+    """As with a MODEL that both are on, and one with the other alone as sample_model."""
+    plain, beneath = build("flux_dev")[1], {}
+    for name, block in (("adapter", 0), ("style", 1)):
+        layer = f"lora_unet_single_blocks_{block}_linear2"
+        rows, columns = plain.model.diffusion_model.single_blocks[block].linear2.weight.shape
+        down = torch.randn(4, columns, generator=torch.Generator().manual_seed(block)) / columns**0.5
+        beneath[name] = {f"{layer}.lora_down.weight": down, f"{layer}.lora_up.weight": down.new_ones(rows, 4)}
+        save_file(beneath[name], tmp_path / f"{name}.safetensors")
+
+    def on(model, *names):
+        for each in names:
+            model = comfy.sd.load_lora_for_models(model, None, beneath[each], 1.0, 0.0)[0]
+        return model
+
+    config = sampled(linked("flux_dev", plain), pictures)
+    files = [
+        BeneathConfig(path=str(tmp_path / f"{name}.safetensors"), training_only=name == "adapter") for name in beneath
+    ]
+    found, notes = run(config.replace(lora=config.lora.replace(beneath=tuple(files))), tmp_path / "files")
+    assert not any("could not be drawn" in note for note in notes), notes
+    both = linked("flux_dev", on(plain, "adapter", "style"), on(plain, "style"))
+    wired, _ = run(sampled(both, pictures), tmp_path / "wired")
+    assert found.losses == pytest.approx(wired.losses, rel=1e-5)
+    assert (found.samples - wired.samples).abs().max() <= 1.5 / 255
+    always = tuple(each.replace(training_only=False) for each in files)
+    other, _ = run(config.replace(lora=config.lora.replace(beneath=always)), tmp_path / "always")
+    assert other.losses == found.losses and (other.samples - found.samples).abs().max() > 3 / 255
 
 
 def test_a_partner_with_other_blocks_is_refused(pictures, tmp_path):

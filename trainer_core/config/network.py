@@ -39,6 +39,13 @@ class BeneathConfig(Config):
         span=(-10, 10, 0.05),
         round=0.001,
     )
+    training_only: bool = row(
+        False,
+        "With beneath, for a training adapter of a distilled model: the LoRA is on the model in training alone. "
+        "Samples and MODEL of Train LoRA go without it. For Use Connected Model only.",
+        optional=True,
+        decides="nothing",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig, put_beneath, setting
+from ..config import RunConfig, node, put_beneath, setting
 from ..config.optimizer import RATES
 from ..models import BaseModel, Layer
 from ..networks import LayerWeights
@@ -73,6 +73,12 @@ def check_lora_files(config: RunConfig, base: BaseModel) -> None:
     layers = layers_by_name(base)
     for beneath in config.lora.beneath:
         match_layers(outline_lora(Path(beneath.path)), base, layers)
+        if beneath.training_only and base.host is None:
+            raise ValueError(
+                f"{base.title} from {node('base_model')} holds the LoRAs beneath in its weights, so samples cannot go "
+                f"without {Path(beneath.path).name}; set {setting('beneath.training_only')} to false, or link the "
+                f"model to {node('connected')}."
+            )
     if not config.lora.start:
         return
     lora = outline_lora(Path(config.lora.start))

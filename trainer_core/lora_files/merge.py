@@ -26,7 +26,8 @@ def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
     """
     if base.host:
         for config in beneath:
-            base.host.put_beneath(comfy_tensors(Path(config.path), base), config.strength)
+            tensors = comfy_tensors(Path(config.path), base)
+            base.host.put_beneath(tensors, config.strength, training_only=config.training_only)
         return
     if not beneath:
         return

@@ -28,6 +28,7 @@ from .diffusers_tables import (
     NoLoras,
 )
 
+FEW = {"steps": 8, "cfg": 1.0}  # how models that are distilled to a few steps draw
 OWN = 0.0  # for the shift of levels: the one that the MODEL is sampled with
 
 
@@ -69,6 +70,7 @@ class Architecture:
     distilled: str = ""  # why it should not be trained, and what to do instead
     train_on: str = "its base"  # instead of one of its models that is distilled to a few steps
     adapter: str = ""  # a LoRA beneath such a model, that keeps its steps from being undone, by its usual name
+    few: Mapping[str, Any] = field(default_factory=dict)  # how such a model draws, where unlike `FEW` and `sampling`
     # Patterns of names of distilled files, in lower case, beside those of all; with words for it, "" for what matched.
     few_steps: Mapping[str, str] = field(default_factory=dict)
     halves: tuple[str, int] | None = None  # a model of two files, for much and little noise, and the timestep between
@@ -133,6 +135,7 @@ ARCHITECTURES = (
         base_version="sdxl_base_v1-0",
         levels=uniform("sd-scripts"),
         sampling=Sampling(cfg=7.0, scheduler="normal"),
+        few={"scheduler": "sgm_uniform"},
     ),
     Architecture(
         kind="flux2",
@@ -158,6 +161,7 @@ ARCHITECTURES = (
         levels=FLUX2,
         sampling=KLEIN,
         few_steps=KLEIN_IN_FEW,
+        few={"steps": 4},
         train_on="FLUX.2 Klein base",
         references=MOST_CONTROLS,
     ),
@@ -171,6 +175,7 @@ ARCHITECTURES = (
         levels=FLUX2,
         sampling=KLEIN,
         few_steps=KLEIN_IN_FEW,
+        few={"steps": 4},
         train_on="FLUX.2 Klein base",
         references=MOST_CONTROLS,
     ),
@@ -237,6 +242,7 @@ ARCHITECTURES = (
         levels=middle("OneTrainer's preset"),
         sampling=Sampling(steps=50, cfg=5.0, sampler="uni_pc"),
         few_steps={r"(?<![a-z])(dev|fast)(?![a-z])": ""},
+        few={"steps": 28, "sampler": "lcm", "scheduler": "normal"},
         in_loras={"double_stream_blocks": "HiDream"},
         in_files={"caption_projection.0.linear.": "a HiDream model"},
     ),
@@ -302,6 +308,7 @@ ARCHITECTURES = (
         sampling=Sampling(steps=4, cfg=1.0),
         distilled="This MODEL is FLUX.1 schnell, or another FLUX.1 without guidance. Schnell is distilled to a few "
         "steps, which training undoes; train on FLUX.1 dev, and use the LoRA on schnell.",
+        adapter="FLUX.1-schnell-training-adapter",
     ),
     Architecture(
         kind="longcat_image",

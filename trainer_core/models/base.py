@@ -405,8 +405,8 @@ class Host(Protocol):
         """Wrap the encoding of pictures and captions inside a session; afterwards training can go on."""
         ...
 
-    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
-        """Put a LoRA, by ComfyUI's names, under the network."""
+    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float, *, training_only: bool) -> None:
+        """Put a LoRA, by ComfyUI's names, under the network; training_only: samples go without it."""
         ...
 
     def reserve(self, size: int) -> None:

@@ -292,7 +292,13 @@ def read_lora(base_model: BaseModelConfig | None = None, **values: Any) -> LoraC
     return LoraConfig(**fields_of(LoraConfig, values))
 
 
-def read_existing_lora(path: Path | None, use: str, strength: float, lora_config: LoraConfig = OPEN_LORA) -> LoraConfig:
+def read_existing_lora(
+    path: Path | None,
+    use: str,
+    strength: float,
+    lora_config: LoraConfig = OPEN_LORA,
+    training_only: bool = False,
+) -> LoraConfig:
     """Read Existing LoRA; path: the file that it names, None for none. Raises ValueError for a file that is no LoRA."""
     from ..lora_files.read import outline_lora  # imported here, so that ComfyUI starts fast
 
@@ -300,7 +306,7 @@ def read_existing_lora(path: Path | None, use: str, strength: float, lora_config
         return lora_config
     outline_lora(path)
     if use == "beneath":
-        beneath = BeneathConfig(path=str(path), strength=strength)
+        beneath = BeneathConfig(path=str(path), strength=strength, training_only=training_only)
         return lora_config.replace(beneath=(*lora_config.beneath, beneath))
     if lora_config.start:
         raise ValueError(

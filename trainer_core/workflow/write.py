@@ -262,10 +262,15 @@ def _add_lora(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
     plain = lora.replace(start="", beneath=(), embeddings=())
     if plain != OPEN_LORA:
         chain = {"lora_config": canvas.add("AtelierLoraConfig", inputs_of(plain), {}, 0.5, collapsed=True)}
-    files = [(each.path, "beneath", each.strength) for each in lora.beneath]
-    files += [(lora.start, "continue", 1.0)] if lora.start else []
-    for path, use, strength in files:
-        given = {"lora_name": listed(path, ("loras",)), "use": use, "strength": strength}
+    files = [(each.path, "beneath", each.strength, each.training_only) for each in lora.beneath]
+    files += [(lora.start, "continue", 1.0, False)] if lora.start else []
+    for path, use, strength, alone in files:
+        given = {
+            "lora_name": listed(path, ("loras",)),
+            "use": use,
+            "strength": strength,
+            "training_only": alone,
+        }
         chain = {"lora_config": canvas.add("AtelierExistingLora", given, chain, 0.5, collapsed=True)}
     for word in lora.embeddings:
         given = {**inputs_of(word), "init_text": word.init}

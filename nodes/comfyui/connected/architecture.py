@@ -19,6 +19,7 @@ from ....trainer_core.config import Defaults, Preset
 from ....trainer_core.models import Layer, LevelDefaults
 from ....trainer_core.models.architectures import (
     ARCHITECTURES,
+    FEW,
     NONE_FOUND,
     OTHER_KINDS,
     OWN,
@@ -54,6 +55,7 @@ PRESETS = {
 BUT = r"(?<!un)(?<!de)(?<!de[-_ ])(?<!non)(?<!non[-_ ])"  # words before it that undo it
 # In names of files, lower case: of models that are distilled to a few steps. Some are longer words' beginnings.
 FEW_STEPS = rf"{BUT}(turbo|lightning|schnell|distill)|(?<![a-z])(lcm|hyper|dmd2?)(?![a-z])"
+MOST_FEW = 50  # steps that a name may tell; a larger number is one of training
 NO_ROW = Architecture(kind="", title="", classes=(), levels=LevelDefaults(), untried=True)  # of one not listed
 
 
@@ -123,7 +125,8 @@ def describe(patcher: Any, guidance: float = -1.0, clip: Any = None, sampled: An
     """
     row, latents = architecture_of(patcher), patcher.model.latent_format
     kind = PREDICTS[noise_model(patcher).kind]
-    cfg = sampling_of(sampled or patcher)
+    drawing = sampled or patcher
+    cfg, few = sampling_of(drawing), _few_steps_word(drawing)
     layers = [layer for layer in list_layers(patcher.model) if is_matrix(layer.module)]
     preset = preset_of(layers)
     trained = [layer for layer in layers if preset in layer.presets]
@@ -137,8 +140,8 @@ def describe(patcher: Any, guidance: float = -1.0, clip: Any = None, sampled: An
         "model's own).",
         f"The preset auto is {preset}: {PRESETS[preset]}. "
         f"That is {count(trained, 'layer')} in {count(blocks, 'block')}.",
-        f"Samples: {cfg.steps} steps, cfg {cfg.cfg:g}, sampler {cfg.sampler}, scheduler {cfg.scheduler} (as in "
-        "ComfyUI's templates).",
+        f"Samples: {cfg.steps} steps, cfg {cfg.cfg:g}, sampler {cfg.sampler}, scheduler {cfg.scheduler} "
+        + (f"(few, as {_file(drawing)} is distilled)." if few else "(as in ComfyUI's templates)."),
     ]
     if row.guidance is not None and cfg.guidance is not None:
         trained_with = (
@@ -196,24 +199,22 @@ def remarks(patcher: Any, clip: Any = None) -> list[str]:
 
 def distilled(patcher: Any) -> str:
     """Say that a MODEL is distilled to a few steps, by its class or else by its file's name; "" for others."""
-    row, file = architecture_of(patcher), _file(patcher)
-    if row.distilled:
-        return row.distilled
-    name = file.lower()
-    patterns = {FEW_STEPS: "", **row.few_steps}
-    words = (word or found[0] for pattern, word in patterns.items() if (found := re.search(pattern, name)))
-    if not (word := next(words, "")):
+    row, file, word = architecture_of(patcher), _file(patcher), _few_steps_word(patcher)
+    if not row.distilled and not word:
         return ""
-    sentence = (
+    sentence = row.distilled or (
         f"By its name ({word}) {file} is distilled to a few steps, which training undoes. Train on {row.train_on}, and "
         "use the LoRA on this one."
     )
-    if not row.adapter:
-        return sentence
-    return (
-        f"{sentence} Or load its training adapter ({row.adapter}) with Existing LoRA, beneath, and link the MODEL to "
-        f"sample_model of {NODE} as well, so that samples are drawn without the adapter."
-    )
+    adapter = f"its training adapter ({row.adapter})" if row.adapter else "a training adapter (a template makes one)"
+    return f"{sentence} Or load {adapter} with Existing LoRA, and set its use to beneath and training_only to true."
+
+
+def _few_steps_word(patcher: Any) -> str:
+    """Find what says that a MODEL is distilled to a few steps, in its file's name; "" for nothing."""
+    row, name = _row(patcher.model.model_config, type(patcher.model).__name__), _file(patcher).lower()
+    patterns = {FEW_STEPS: "", **(row.few_steps if row else {})}
+    return next((word or found[0] for pattern, word in patterns.items() if (found := re.search(pattern, name))), "")
 
 
 def _other_clip(model: Any, clip: Any) -> str:
@@ -250,7 +251,11 @@ def sampling_of(patcher: Any) -> Sampling:
     """Find how pictures of a MODEL are drawn, also of one that cannot be trained."""
     row = _row(patcher.model.model_config, type(patcher.model).__name__)
     usual = Sampling() if row is None else row.sampling
-    if patcher.model.model_config.unet_config.get("model_channels", TOY_CHANNELS) < TOY_CHANNELS:
+    if _few_steps_word(patcher) and not (row and row.distilled):
+        told = re.search(r"(\d+)[-_ ]?step", _file(patcher).lower())
+        of_file = {"steps": int(told[1])} if told and 0 < int(told[1]) <= MOST_FEW else {}
+        usual = replace(usual, **{**FEW, **(row.few if row else {}), **of_file})
+    elif patcher.model.model_config.unet_config.get("model_channels", TOY_CHANNELS) < TOY_CHANNELS:
         usual = replace(usual, cfg=TOY_CFG)
     return usual if _takes_guidance(patcher.model) else replace(usual, guidance=None)
 

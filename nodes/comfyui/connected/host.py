@@ -27,6 +27,7 @@ class ComfyUIHost:
 
     def __init__(self, wired: Wired) -> None:
         self._wired = wired
+        self._bare = False  # whether the MODEL without its training adapter draws the samples
 
     def check(self, config: RunConfig) -> None:
         """Raise ValueError for settings that a connected model cannot have."""
@@ -66,9 +67,13 @@ class ComfyUIHost:
             finally:
                 self._wired.load()
 
-    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
+    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float, *, training_only: bool = False) -> None:
         """Put a LoRA on the MODEL, as ComfyUI's own loader does; it is there when the MODEL is loaded next."""
         wired = self._wired
+        if training_only and wired.partner is None:
+            wired.partner, self._bare = wired.model, True
+        elif self._bare and not training_only:
+            wired.partner = names.put_beneath(wired.partner, tensors, strength)
         wired.model = names.put_beneath(wired.model, tensors, strength)
         assert wired.denoiser is not None
         # A clone has patches of its own, and shares the weights.

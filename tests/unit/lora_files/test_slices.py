@@ -52,7 +52,7 @@ class Base(SimpleNamespace):
     def made_for(self, *_):
         return ""
 
-    def put_beneath(self, tensors, strength):
+    def put_beneath(self, tensors, strength, *, training_only):
         self.beneath.append((tensors, strength))
 
 

@@ -59,6 +59,7 @@ def _existing() -> Iterable[Row]:
         "Optional: a LoRA of the graph, from Train LoRA, Resize LoRA or a loader. Replaces lora_name.",
         optional=True,
     )
+    yield rows_of(BeneathConfig)["training_only"]
 
 
 def _embedding() -> Iterable[Row]:
