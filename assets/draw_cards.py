@@ -40,6 +40,7 @@ CARDS: dict[str, tuple[str, str, str, float, str]] = {
     "6 FLUX.1 dev": ("FLUX.1 dev", "your own character", "GPU with 24 GB", 0.93, "linked"),
     "7 Qwen-Image": ("Qwen-Image", "your own character", "GPU with 24 GB", 0.83, "linked"),
     "8 Compare, shrink, share": ("Share", "compare, shrink, save", "any computer, 4 minutes", 0.17, "grid"),
+    "9 Make a training adapter": ("Adapter", "for Turbo models", "GPU with 16 GB", 0.65, "linked"),
 }
 
 
