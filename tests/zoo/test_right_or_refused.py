@@ -1,10 +1,12 @@
 """Models as custom nodes write them that trained wrong without a word: each is right now, or refused in a sentence."""
 
+from unittest import mock
+
 import pytest
 import torch
 from zoo import odd
 from zoo.linked import live_of
-from zoo.test_train import drawn_with, pictures, sampled  # noqa: F401 (pictures is a fixture)
+from zoo.test_train import drawn_with, pictures, run, sampled  # noqa: F401 (pictures is a fixture)
 from zoo.test_unlisted import link, made, notes_of  # noqa: F401 (link is a fixture)
 from zoo.trial import Trial
 from zoo.zoo import build
@@ -104,7 +106,29 @@ def test_models_that_compute_something_else_are_other_runs():
     assert len(set(digests.values())) == len(digests) / 2
 
 
+OUTSIDE = {"by": 0.5}  # what a hook reads, and nobody who looks at the model
+
+
+def test_models_that_differ_by_what_their_hooks_read_are_other_runs(link, pictures, tmp_path):  # noqa: F811
+    def hooked(module, args, output):
+        return output * OUTSIDE["by"]
+
+    def trained(by):
+        with mock.patch.dict(OUTSIDE, by=by):
+            base = link(odd.Rows)
+            model = live_of(base).model
+            model.model.diffusion_model.blocks[1].register_forward_hook(hooked)
+            digests.append(digest_of_model(model))
+            return run(sampled(base, pictures), tmp_path)[0]
+
+    digests = []
+    first, again, other = trained(0.5), trained(0.5), trained(0.6)
+    assert len(set(digests)) == 1
+    assert again.run == first.run and again.origin.startswith("Already trained")
+    assert other.run != first.run and other.losses != first.losses
+
+
 def test_a_model_of_comfyui_has_no_code_of_others(name):
     model, _ = build(name)
-    plain = identity._code_of(model)
+    plain = identity.code_of(model)
     assert name.startswith("odd") or plain == ""

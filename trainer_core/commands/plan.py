@@ -121,7 +121,8 @@ def guess(config: RunConfig, job: Job, planned: Planned, screen: Screen) -> None
 def choose(job: Job, planned: Planned) -> Choice:
     """Find the earlier run that this one would reuse or resume."""
     steps = planned.plan.steps
-    return choose_run(job.runs, planned.keys, steps, job.config.existing, joins(job.config, steps))
+    following = joins(job.config, steps)
+    return choose_run(job.runs, planned.keys, steps, job.config.existing, following, computed=job.source.computes())
 
 
 def numbers(planned: Planned) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..common.axes import Framing, Size
+from ..common.computed import Computed
 from ..config import Defaults, RunConfig, SamplePicture, SamplingDefaults
 
 Conditioning = dict[str, Tensor]  # an encoded caption; training only caches and moves it
@@ -589,4 +590,8 @@ class Source(Protocol):
 
     def identities(self) -> dict[str, str]:
         """Map roles to the sha256 of weights in memory that determine the model's results, where no file does."""
+        ...
+
+    def computes(self) -> Computed:
+        """Compute numbers of what the model computes, where files and hashes cannot tell it."""
         ...

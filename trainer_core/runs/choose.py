@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..common.computed import Computed
 from ..common.files import remove_folder
 from ..config import setting
 from .folder import CHECKPOINT, WEIGHTS, Checkpoint, RunFolder, claiming, find_runs, new_run, open_run
@@ -16,6 +17,9 @@ from .key import Keys
 
 if TYPE_CHECKING:
     from ..config import ExistingConfig
+
+
+UNKNOWN = Computed()
 
 
 class Join(NamedTuple):
@@ -49,15 +53,17 @@ def choose_run(
     existing: ExistingConfig,
     joins: Joins,
     note: Callable[[str], None] | None = None,
+    computed: Computed = UNKNOWN,
 ) -> Choice:
     """Look for a run to reuse, to resume or to start from, for a run of `steps` steps; nothing is written.
 
+    computed: what the model computes; runs of one that computes something else are no such runs.
     note: called with one sentence that names the runs that cannot be read. Raises ValueError for a fork whose run or
     save is missing or damaged, and for a join that is refused.
     """
     if existing.on_existing == "train again":
         return Choice()
-    found = find_runs(runs, note)
+    found = [run for run in find_runs(runs, note) if not computed.differs(run.about)]
     own = [run for run in found if run.keys.run == keys.run]
     at_work = next((run for run in own if run.busy()), None)  # asked first: one that ends now is then seen as finished
     for run in own:

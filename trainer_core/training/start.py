@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 
+from ..common.computed import KEY
 from ..common.leftovers import sweep
 from ..data.images import DECODER_ERRORS, draw_small
 from ..data.plan import Plan
@@ -56,7 +57,10 @@ def train_job(job: Job, carry_out: CarryOut) -> Result | None:
         if not job.world.leads:
             return help_train(job, planned, carry_out)
         config, plan, keys = job.config, planned.plan, planned.keys
-        choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, joins(config, plan.steps))
+        computed = job.source.computes()
+        choose = partial(
+            choose_run, job.runs, keys, plan.steps, config.existing, joins(config, plan.steps), computed=computed
+        )
         choice = choose(later.append)
         if sentence := explain_choice(choice, job.runs, keys, name, planned.inputs, config):
             note(sentence)
@@ -72,6 +76,7 @@ def train_job(job: Job, carry_out: CarryOut) -> Result | None:
 
     about = {"config": config.to_dict(), "pictures": len(plan.manifest.pictures), "models": planned.models}
     about |= {"inputs": planned.inputs, "open": left_open}
+    about |= {KEY: list(computed.numbers)} if computed.numbers else {}
     about["levels"] = asdict(outline.levels)  # what a timestep_distribution of auto stands for
     working = working_run(job.runs, choose, keys, name, plan.steps, note, **about)
     with working as (choice, folder, checkpoint, origin):

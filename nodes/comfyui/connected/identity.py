@@ -57,7 +57,7 @@ def digest_of_model(patcher: Any) -> str:
     in it, that counts as well, and so do tensors that no state dict has.
     """
     parts = [type(patcher.model).__name__, _patches(patcher), _sampling(patcher), _options_of_passes(patcher)]
-    parts += filter(None, [_code_of(patcher.model)])
+    parts += filter(None, [code_of(patcher.model)])
     given = getattr(patcher, "cached_patcher_init", None)
     if files_of(patcher):
         parts.append(_options(given))
@@ -94,7 +94,7 @@ def digest_of_scale(model: Any) -> str:
     return hashlib.sha256(repr(scaled).encode()).hexdigest()
 
 
-def _code_of(model: torch.nn.Module) -> str:
+def code_of(model: torch.nn.Module) -> str:
     """Digest what else a model computes with: hooks, replaced functions, tensors of no state dict; "" for nothing."""
     whole, found = hashlib.sha256(), False
     for path, module in model.named_modules():

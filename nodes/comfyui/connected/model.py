@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ....trainer_core.common.computed import Computed
 from ....trainer_core.common.files import file_digest
 from ....trainer_core.config import BaseModelConfig, Defaults, SamplingDefaults
 from ....trainer_core.models import LatentFormat, LevelDefaults, NoiseModel, Part
@@ -18,6 +19,7 @@ from .architecture import defaults_of, preset_of, remarks, sampling_of
 from .beside import ConnectedInpainting
 from .check import check_connected, check_partner
 from .encoding import ConnectedControls, ConnectedText, ConnectedVae
+from .fingerprint import fingerprint
 from .host import ComfyUIHost, ComfyUISampler
 from .live import LinkedModels
 from .noise import noise_model
@@ -172,3 +174,7 @@ class ConnectedSource:
     def identities(self) -> dict[str, str]:
         """Map roles to the sha256 of everything else that decides what the models compute."""
         return dict(self._model.wired.digests)
+
+    def computes(self) -> Computed:
+        """Compute numbers of what the linked models draw, where code of others runs in them."""
+        return fingerprint(self._model.wired)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ...common.computed import Computed
 from ...config import BaseModelConfig
 from ..files.kept import KeptFiles
 from .family import TEXT_FILES, VAE_FILE
@@ -68,3 +69,7 @@ class StableDiffusionFiles:
     def identities(self) -> dict[str, str]:
         """Nothing: the files are all."""
         return {}
+
+    def computes(self) -> Computed:
+        """Nothing: the files tell all."""
+        return Computed()
