@@ -21,8 +21,10 @@ from lora_atelier.trainer_core.commands import main
 from lora_atelier.trainer_core.commands.plan import build_parser as of_plan
 from lora_atelier.trainer_core.commands.train import build_parser as of_train
 from lora_atelier.trainer_core.config import RunConfig
+from lora_atelier.trainer_core.config.forms import FORMS
 from lora_atelier.trainer_core.models import Chosen
 from lora_atelier.trainer_core.runs import find_runs
+from lora_atelier.trainer_core.workflow.canvas import prompt_of
 from lora_atelier.trainer_core.workflow.places import Folders
 from lora_atelier.trainer_core.workflow.read import read_workflow
 
@@ -175,7 +177,7 @@ COMMANDS = (  # on a linked workflow: a command, its status, and what it says
     ("plan out/atelier/runs/two --no-time --set base_model.vae=other", 2, "or --set base_model.vae"),
     ("plan flow.json --no-time --tokenizer nowhere", 0, "diffusion model"),
     ("export flow.json same.json", 0, "Saved as same.json"),
-    ("export flow.json other.json --set train.steps=2", 2, "whose workflow is copied as it is"),
+    ("export flow.json other.json --set train.steps=2", 0, "Saved as other.json"),
     ("export out/atelier/runs/two run.toml", 2, "which a TOML cannot name"),
     ("export flow.json other.toml --for sd-scripts", 2, "on a model of other nodes"),
     ("export flow.json other.yaml --for ai-toolkit", 2, "on a model of other nodes"),
@@ -214,6 +216,10 @@ def test_every_command_takes_a_linked_workflow(comfyui: Path, tmp_path: Path) ->
         assert int(ended) == status and sentence in told, f"{command}: {told}"
     assert len(parts) == 2 * len(COMMANDS) + 1
     assert (tmp_path / "same.json").read_bytes() and json.loads((tmp_path / "same.json").read_text())["nodes"]
+    for kept in (tmp_path / "out" / "atelier" / "runs").glob("two-*/workflow.json"):
+        nodes = prompt_of(json.loads(kept.read_text(encoding="utf-8")), FORMS).values()
+        (train,) = (node["inputs"] for node in nodes if node["class_type"] == "AtelierTrain")
+        assert (train["name"], train["steps"]) == ("two", 2)
 
 
 @pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")

@@ -8,19 +8,20 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..common.command_line import PROGRAM, run_command
 from ..common.files import file_digest, written_whole
 from ..common.wording import printable
 from ..config import MODEL_FILES, BaseModelConfig, ConnectedConfig
+from ..config.forms import FORMS
 from ..models import Chosen
+from ..workflow.canvas import prompt_of
 from ..workflow.foreign.exporting import PROGRAMS, write_for
 from ..workflow.importing import bring
 from ..workflow.run_file import RunFile, read_open, write_run
 from ..workflow.write import workflow_of
 from .train import add_source, read_source
-
-LINKED = Chosen(BaseModelConfig(path="", connected=ConnectedConfig()))  # for models that are not loaded here
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,17 +41,22 @@ def export(options: argparse.Namespace) -> int:
     kind = options.to.suffix.lower()
     if kind not in (".toml", ".json") or options.to.exists():
         raise ValueError(f"{options.to} exists already, or ends in neither .toml nor .json; choose another name.")
-    run = with_digests(read_source(options, lambda *_: LINKED))
-    if options.set and kind == ".json" and run.workflow is not None:
-        raise ValueError(
-            f"{run.name} trains on a model of other nodes, whose workflow is copied as it is; change its settings on "
-            "the canvas, or give --set to train."
-        )
-    text = write_run(run) if kind == ".toml" else json.dumps(run.workflow or workflow_of(run), indent=1)
+    run = with_digests(read_source(options, linked))
+    same = None if run.changed else run.workflow
+    text = write_run(run) if kind == ".toml" else json.dumps(same or workflow_of(run), indent=1)
     with written_whole(options.to) as temporary:
         temporary.write_text(text, encoding="utf-8")
     print(f"Saved as {options.to}.", file=sys.stdout)
     return 0
+
+
+def linked(document: Any, key: str) -> Chosen:
+    """Read the settings of Use Connected Model, whose models are not loaded here; key: the node's id in the prompt."""
+    inputs = prompt_of(document, FORMS)[key]["inputs"]
+    given = {name: value for name, value in inputs.items() if not isinstance(value, list)}  # these are links
+    own = {each.name: given[each.name] for each in dataclasses.fields(ConnectedConfig) if each.name in given}
+    base = BaseModelConfig(path="", connected=ConnectedConfig.from_dict(own))
+    return Chosen(base.replace(prompt_weights=given.get("prompt_weights", base.prompt_weights)))
 
 
 def export_for(options: argparse.Namespace) -> int:
@@ -58,7 +64,7 @@ def export_for(options: argparse.Namespace) -> int:
     ending = PROGRAMS[options.program][0]
     if options.to.suffix.lower() != ending:
         raise ValueError(f"{options.to} is to be a file of {options.program}; let its name end in {ending}.")
-    run = read_source(options, lambda *_: LINKED)
+    run = read_source(options, linked)
     found = write_for(options.program, run.name, run.config, read_open({"base_model": {"path": ""}}), options.to.stem)
     files = {options.to.with_name(options.to.stem + (more or ending)): text for more, text in found.files.items()}
     if taken := next((file for file in files if file.exists()), None):

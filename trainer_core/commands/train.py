@@ -153,13 +153,16 @@ def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen
 
 
 def kept_workflow(run: RunFile) -> Mapping[str, Any] | None:
-    """Choose the workflow that the run's folder keeps for the page; None where no workflow has its settings."""
-    if run.workflow is not None:
+    """Choose the workflow that the run's folder keeps for the page; None where no workflow has its settings.
+
+    One whose nodes load the models is kept as it is then.
+    """
+    if run.workflow is not None and not run.changed:
         return run.workflow
     try:
         return workflow_of(run)
     except ValueError:
-        return None
+        return run.workflow
 
 
 def output_of(run: RunFile, places: Layout) -> Path:

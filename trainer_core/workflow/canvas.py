@@ -33,6 +33,7 @@ PLAIN_PATTERN = re.compile(
 )  # takes no time
 LONGEST_PATTERN = 100
 EDITORS_OWN = ("PrimitiveNode", *PASSING, *GETTERS, *EVERYWHERE, *NOTES)  # nodes that no server needs
+BY_NAME = (*SENDERS, *GETTERS, *EVERYWHERE)  # of these, those that pass on without a link
 MUTED_INPUTS = "muted"  # what a prompt tells of a node beside its title: inputs whose link comes from a muted node
 GROUPS = ("workflow>", "workflow/")  # before the name of a group node, which older editors made
 CONSTANTS = ("PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveStringMultiline", "PrimitiveBoolean")
@@ -190,6 +191,16 @@ class _Shape:
             if each["type"] in SENDERS and each.get("mode", 0) != MUTED:
                 found.setdefault(_sent_as(each), each["id"])
         return found
+
+
+def links_of(document: Mapping[str, Any]) -> dict[Any, tuple[Any, int]]:
+    """Map each link of a workflow to the output that it comes from, (node, slot)."""
+    return _Shape(document).starts
+
+
+def subgraphs_of(document: Mapping[str, Any]) -> set[str]:
+    """List the types of nodes that are graphs of their own in a workflow."""
+    return {each["id"] for each in (document.get("definitions") or {}).get("subgraphs") or ()}
 
 
 def _sent_as(about: Mapping[str, Any]) -> str:

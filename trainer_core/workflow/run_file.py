@@ -44,6 +44,7 @@ class RunFile:
     models: Mapping[str, str] = field(default_factory=dict)  # sha256 of its model files, by role
     workflow: Mapping[str, Any] | None = None  # as the editor saved it
     open: Open = source_of  # builds the source of its base model
+    changed: bool = False  # whether its settings are others than its workflow's
 
 
 def read_run(
@@ -99,8 +100,10 @@ def _check_files(config: RunConfig, changes: Sequence[str]) -> None:
 
 
 def _without_workflow(run: RunFile) -> RunFile:
-    """Drop a workflow that other settings replace; that of a connected model stays, as it names the models."""
-    return run if run.config.base_model.connected is not None else dataclasses.replace(run, workflow=None)
+    """Drop a workflow that other settings replace; that of a connected model stays, as its nodes load the models."""
+    if run.config.base_model.connected is not None:
+        return dataclasses.replace(run, changed=True)
+    return dataclasses.replace(run, workflow=None)
 
 
 def _of_run(about: Mapping[str, Any], file: Path, places: Folders, changes: Sequence[str], connect: Connect) -> RunFile:

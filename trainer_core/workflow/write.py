@@ -21,10 +21,10 @@ from ..config.forms import FORMS
 from ..config.forms.run import PARTS
 from ..config.rows import inputs_of
 from ..models import Chosen
-from .canvas import chosen_inputs
+from .canvas import BY_NAME, GROUPS, chosen_inputs, links_of, prompt_of, subgraphs_of
 from .foreign.loaders import loaders_of
 from .places import ASSETS, EXAMPLE, listed
-from .read import read_workflow
+from .read import CONNECTED, read_workflow
 from .run_file import RunFile
 from .settings import (
     BAKED,
@@ -102,6 +102,16 @@ class _Canvas:
         self._below[int(column)] = below + (COLLAPSED if collapsed else height + BELOW)
         return number
 
+    def copy(self, node: Mapping[str, Any]) -> int:
+        """Add a node of another workflow, without its links, and return its id."""
+        number = self.put(node["type"], [], (), (), 0)
+        own = {key: value for key, value in node.items() if key not in ("id", "pos", "order")}
+        own["inputs"] = [{**each, "link": None} for each in node.get("inputs") or ()]
+        own["outputs"] = [{**each, "links": []} for each in node.get("outputs") or ()]
+        self.nodes[number - 1] |= own
+        self._below[0] = self.nodes[number - 1]["pos"][1] + int(_height(node)) + BELOW
+        return number
+
     def link(self, source: tuple[int, int], target: int, name: str) -> None:
         """Link an output, (id, its place), to the input of a name."""
         node, (origin, place) = self.nodes[target - 1], source
@@ -137,13 +147,16 @@ def workflow_of(
     """Write the workflow of a run; raises ValueError for settings that no nodes make.
 
     Models are named as ComfyUI lists them: their files belong into its folders of models. models, family: files of a
-    model that ComfyUI's own nodes load, by role, and its kind, one of FAMILIES. note: what a person reads first.
+    model that ComfyUI's own nodes load, by role, and its kind, one of FAMILIES. note: what a person reads first. The
+    nodes that load a linked model are those of the workflow that the run was read from.
     """
-    config = run.config
-    if config.base_model.connected is not None and models is None:
-        raise ValueError(f"{run.name} trains on a model of other nodes, which its settings do not name.")
-    canvas = _Canvas()
-    base = _add_base(canvas, config.base_model) if models is None else _add_loaders(canvas, config, models, family)
+    config, canvas = run.config, _Canvas()
+    if models is not None:
+        base = _add_loaders(canvas, config, models, family)
+    elif config.base_model.connected is not None:
+        base = _add_loaders_of(canvas, run)
+    else:
+        base = _add_base(canvas, config.base_model)
     sources = {"base_model": base, "dataset": _add_dataset(canvas, config)}
     sources |= _add_optional(canvas, config)
     given = {**inputs_of(config.train), **inputs_of(config.existing), "name": run.name}
@@ -157,6 +170,12 @@ def workflow_of(
         wrong = _first_difference(read, given)
         raise ValueError(f"No workflow has the setting {wrong} of {run.name} beside its other settings.")
     return document
+
+
+def _height(node: Mapping[str, Any]) -> float:
+    """Read the height of a node on the canvas, of which editors keep a list or a table."""
+    size = node.get("size") or [0, 0]
+    return float(size["1"] if isinstance(size, Mapping) else size[1])
 
 
 def _plain(value: Any) -> Any:
@@ -179,6 +198,43 @@ def _add_loaders(canvas: _Canvas, config: RunConfig, models: Mapping[str, str], 
     for name, source in zip(("model", "clip", "vae"), sources, strict=True):
         canvas.link(source, number, name)
     return number
+
+
+def _add_loaders_of(canvas: _Canvas, run: RunFile) -> int:
+    """Add Use Connected Model with a run's settings, and copies of the nodes that lead to it in the run's workflow.
+
+    Raises ValueError where the workflow has not just one, and for nodes that more than links lead to.
+    """
+    document, base = run.workflow or {}, run.config.base_model
+    nodes, ends = {each["id"]: each for each in document.get("nodes", ())}, links_of(document)
+    connects = [each for each in nodes.values() if each["type"] == CONNECTED]
+    others = {*BY_NAME, *subgraphs_of(document)}
+    if len(connects) != 1:
+        raise ValueError(f"{run.name} trains on a model of other nodes, which its settings do not name.")
+    added, why = dict[Any, int](), f"{run.name} trains on a model that more than plain nodes load."
+
+    def add(number: Any) -> int:
+        if number not in added:
+            node = nodes[number]
+            if node["type"] in others or node["type"].startswith(GROUPS) or node.get("mode", 0):
+                raise ValueError(why)
+            added[number] = canvas.copy(node)
+            link_all(node, added[number])
+        return added[number]
+
+    def link_all(node: Mapping[str, Any], target: int) -> None:
+        for each in node.get("inputs") or ():
+            origin, place = ends.get(each.get("link"), (None, 0))
+            if origin in nodes:
+                if all(socket["name"] != each["name"] for socket in canvas.nodes[target - 1]["inputs"]):
+                    raise ValueError(why)  # a setting of Use Connected Model that another node gives
+                canvas.link((add(origin), place), target, each["name"])
+
+    assert base.connected is not None
+    given = prompt_of(document, FORMS)[str(connects[0]["id"])]["inputs"]
+    target = canvas.add(CONNECTED, {**given, **inputs_of(base), **inputs_of(base.connected)}, {})
+    link_all(connects[0], target)
+    return target
 
 
 def _add_base(canvas: _Canvas, base: BaseModelConfig) -> int:

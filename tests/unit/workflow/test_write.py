@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lora_atelier.dev import ROOT
+from lora_atelier.dev import FLOW, ROOT
+from lora_atelier.trainer_core.commands.convert import linked
+from lora_atelier.trainer_core.commands.train import kept_workflow
 from lora_atelier.trainer_core.config import (
     OPTIMIZERS,
     AugmentConfig,
@@ -26,10 +28,12 @@ from lora_atelier.trainer_core.config import (
     SavesConfig,
     SchedulerConfig,
 )
+from lora_atelier.trainer_core.config.forms import FORMS
+from lora_atelier.trainer_core.workflow.canvas import prompt_of
 from lora_atelier.trainer_core.workflow.connecting import connector
 from lora_atelier.trainer_core.workflow.places import Folders
 from lora_atelier.trainer_core.workflow.read import read_workflow
-from lora_atelier.trainer_core.workflow.run_file import OPEN, RunFile
+from lora_atelier.trainer_core.workflow.run_file import OPEN, RunFile, read_run
 from lora_atelier.trainer_core.workflow.write import listed, workflow_of
 
 BASE = BaseModelConfig(path="/m/checkpoints/sub/base.safetensors", vae="/m/vae/a.safetensors", clip_skip=2)
@@ -121,3 +125,62 @@ def test_models_are_named_as_comfyui_lists_them():
     assert listed("/a/models/checkpoints/sd/base.safetensors", ("checkpoints",)) == "sd/base.safetensors"
     assert listed("D:\\models\\diffusers\\sdxl", ("checkpoints",)) == "diffusers/sdxl"
     assert listed("/tmp/base.safetensors", ("checkpoints",)) == "base.safetensors"
+
+
+def of_flow():
+    workflow = json.loads(FLOW.read_text(encoding="utf-8"))
+    connect = next(node for node in workflow["nodes"] if node["type"] == "AtelierConnectModel")
+    connect["widgets_values"][:3] = [2.5, True, True]  # guidance, weights in prompts, and to train what is distilled
+    return workflow, connect
+
+
+def written(workflow, tmp_path, *changes):
+    (tmp_path / "flow.json").write_text(json.dumps(workflow), encoding="utf-8")
+    run = read_run(tmp_path / "flow.json", Folders(), changes, connect=linked)
+    return run, kept_workflow(run)
+
+
+def test_a_linked_run_keeps_its_loaders_and_has_its_own_settings(tmp_path):
+    workflow, connect = of_flow()
+    same, kept = written(workflow, tmp_path)
+    assert kept == workflow and not same.changed
+    changes = ("train.steps=77", "optimizer.max_grad_norm=0.5", "base_model.connected.edit_text=single", "name=other")
+    run, kept = written(workflow, tmp_path, *changes)
+    prompts = [prompt_of(each, FORMS) for each in (workflow, kept)]
+    connects = [next(node for node in each.values() if node["class_type"] == connect["type"]) for each in prompts]
+    assert connects[1]["inputs"]["edit_text"] == "single" and connects[0]["inputs"]["edit_text"] == "plus"
+    assert all(each["inputs"]["guidance"] == 2.5 and each["inputs"]["train_distilled"] for each in connects)
+    loaders = [
+        {name: each[node["inputs"][name][0]]["class_type"] for name in ("model", "clip", "vae")}
+        for each, node in zip(prompts, connects, strict=True)
+    ]
+    assert loaders[0] == loaders[1]
+    stored = [
+        {n["type"]: n.get("widgets_values") for n in each["nodes"] if n["type"].startswith("Checkpoint")}
+        for each in (workflow, kept)
+    ]
+    assert stored[0] == stored[1] and stored[0]
+    again = read_workflow(kept, Folders(), "", linked)
+    assert (again.name, again.config) == ("other", run.config) and again.config.train.steps == 77
+
+
+@pytest.mark.parametrize("how", ["bypassed", "a setting"])
+def test_loaders_that_more_than_links_lead_to_stay_in_their_workflow(how, tmp_path):
+    workflow, connect = of_flow()
+    loader = next(node for node in workflow["nodes"] if node["type"].startswith("Checkpoint"))
+    if how == "a setting":
+        node = {
+            "id": 90,
+            "type": "PrimitiveFloat",
+            "widgets_values": [2.5],
+            "outputs": [{"name": "FLOAT", "links": [90]}],
+        }
+        workflow["nodes"].append(node)
+        workflow["links"].append([90, 90, 0, connect["id"], len(connect["inputs"]), "FLOAT"])
+        connect["inputs"].append({"name": "guidance", "widget": {"name": "guidance"}, "link": 90})
+    else:
+        loader["mode"] = 4
+    run, kept = written(workflow, tmp_path, "train.steps=77")
+    assert kept == workflow and run.config.train.steps == 77
+    with pytest.raises(ValueError, match="trains on a model that more than plain nodes load"):
+        workflow_of(run)
