@@ -186,6 +186,23 @@ def test_a_lora_is_trained_on_the_model_and_draws_as_its_file(
     assert "lora key not loaded" not in any_server.log_text()[began:]
 
 
+@pytest.mark.thorough
+def test_a_text_encoder_is_trained_and_comfyuis_loader_puts_it_on_the_clip(
+    comfy: ComfyClient, models, pictures: Path
+) -> None:
+    graph = changed(connected(pictures), "optimizer", **{"name.text_encoder_learning_rate": 0.1})
+    result = finished(comfy, graph | drawn(["train", 0], ["train", 1]))
+    (mine,) = comfy.images(result, "show")
+    path = Path(result.outputs["path"]["text"][0])
+    assert any(tensor.any() for name, tensor in load_file(path).items() if "lora_te" in name and "lora_up" in name)
+    both = {"base": train_graph("")["base"], **loaders("tiny-flux")}
+    strengths = {"strength_model": 1.0, "strength_clip": 1.0}
+    file = f"atelier{os.sep}{path.name}"
+    both["lora"] = node("LoraLoader", model=["unet", 0], clip=["base", 2], lora_name=file, **strengths)
+    drawn_by_both = finished(comfy, both | drawn(["lora", 0], ["lora", 1]))
+    assert same(mine, comfy.images(drawn_by_both, "show")[0]) and not same(mine, picture(comfy, path.stem))
+
+
 def test_a_lora_before_the_node_is_trained_on_top_of(comfy: ComfyClient, models, pictures: Path) -> None:
     """The new file holds the new LoRA alone; both together draw what the output draws."""
     first, second = f"{pictures.name}-first", f"{pictures.name}-second"
@@ -249,8 +266,8 @@ def test_what_does_not_fit_gets_one_sentence(comfy: ComfyClient, models, picture
     refused(comfy, clip, "error", "Link the CLIP that belongs to the MODEL")
     step = changed(graph, "buckets", bucket_step=8)
     refused(comfy, step, "error", "FLUX.1 dev takes pictures whose sides are multiples of 16 pixels", "to multiples of")
-    text = changed(graph, "optimizer", **{"name.text_encoder_learning_rate": 0.1})
-    refused(comfy, text, "error", "set text_encoder_learning_rate of Optimizer to 0")
+    text = changed(graph, "optimizer", text_encoder_2_learning_rate=0.1)
+    refused(comfy, text, "error", "of the linked CLIP; set text_encoder_2_learning_rate of Optimizer to 0")
     half = graph | {"memory": node("AtelierMemory", **memory(offload_weights="half"))}
     refused(comfy, changed(half, "train", memory=["memory", 0]), "error", "set offload_weights of Memory to auto")
     word = {"token": "circle", "vectors": 1, "init_text": "", "learning_rate": 0.1, "stop": 0.0, "stop_unit": "share"}

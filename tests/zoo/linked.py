@@ -85,7 +85,11 @@ _linked: list[tuple[BaseModelConfig, LinkedModels]] = []  # of the last tests
 def linked(row: str, model: Any = None, sampled: Any = None, **settings: Any) -> BaseModelConfig:
     """Link a tiny model, its CLIP and its VAE, as Use Connected Model does; model: a patcher to use instead."""
     live = LinkedModels(model or build(row)[1], DrawnClip(row), PooledVae(row), sampled)
-    config = BaseModelConfig(path=row, connected=ConnectedConfig(**settings))
+    return keep(BaseModelConfig(path=row, connected=ConnectedConfig(**settings)), live)
+
+
+def keep(config: BaseModelConfig, live: LinkedModels) -> BaseModelConfig:
+    """Keep linked models for the functions below, and return their configuration."""
     _linked.append((config, live))
     del _linked[:-KEPT]
     return config

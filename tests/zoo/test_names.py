@@ -148,7 +148,7 @@ class Linked:
     blocks = ()
 
     def put_beneath(self, tensors, strength, *, training_only):
-        self.patcher = names.put_beneath(self.patcher, tensors, strength)
+        self.patcher, _ = names.put_beneath(self.patcher, None, tensors, strength)
 
 
 def base_of(row):

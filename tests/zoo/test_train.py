@@ -79,11 +79,11 @@ def run(config, folder, **callbacks):
         return run_measured(config, folder, **callbacks)
 
 
-def tried(denoiser, inputs, what, layers, modules):
+def tried(denoiser, inputs, what, layers, modules, text=None):
     """Try a MODEL with gradients, or give what was found of another one of its architecture."""
     blocks, key = units(denoiser.model.diffusion_model), (what, frozenset(layers))
     if key not in _tried:
-        found = trial.try_out(denoiser, inputs, what, layers, modules)
+        found = trial.try_out(denoiser, inputs, what, layers, modules, text)
         _tried[key] = [least for _, least in found.units], found
     levels, found = _tried[key]
     return found._replace(units=[(block, least) for (block, _), least in zip(blocks, levels, strict=False)])
@@ -112,7 +112,8 @@ def state_of(patcher):
         dict(patcher.object_patches),
         copy.copy(patcher.model_options["transformer_options"]),
     )
-    flags = [p.requires_grad for p in model.parameters()], comfy.model_management.in_training, model.model_sampling
+    sampling = getattr(model, "model_sampling", None)  # a CLIP's has none
+    flags = [p.requires_grad for p in model.parameters()], comfy.model_management.in_training, sampling
     return copy.deepcopy(model.state_dict()), modules, wired, flags
 
 

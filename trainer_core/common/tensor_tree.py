@@ -22,24 +22,25 @@ DISK_ERRORS = (OSError, SafetensorError)  # safetensors reports a full disk in i
 TREE = "tree"  # in a file's metadata: everything but the tensors
 
 
-def pack(state: Any, *, copy: bool = False) -> tuple[dict[str, Tensor], Any]:
+def pack(state: Any, *, copy: bool = False, live: bool = False) -> tuple[dict[str, Tensor], Any]:
     """Split a state into its tensors, by their path in it and on the CPU, and the rest as plain JSON values.
 
-    copy: the tensors share no memory with the state. Raises ValueError for a value that is neither.
+    copy: the tensors share no memory with the state. live: they stay on their device, with their gradients. Raises
+    ValueError for a value that is neither.
     """
     tensors: dict[str, Tensor] = {}
-    return tensors, _tree(state, "", tensors, set(), copy)
+    return tensors, _tree(state, "", tensors, set(), copy, live)
 
 
-def _tree(value: Any, path: str, tensors: dict[str, Tensor], seen: set[int], copy: bool) -> Any:
+def _tree(value: Any, path: str, tensors: dict[str, Tensor], seen: set[int], copy: bool, live: bool) -> Any:
     """Move a state's tensors into `tensors` and describe the rest; seen: memory of the tensors so far."""
 
     # A function of its own, not inside `pack`: one that calls itself there would keep the tensors in a circle.
     def inner(part: Any, name: str) -> Any:
-        return _tree(part, f"{path}.{name}", tensors, seen, copy)
+        return _tree(part, f"{path}.{name}", tensors, seen, copy, live)
 
     if isinstance(value, Tensor):
-        moved = value.detach().to("cpu").contiguous()
+        moved = (value if live else value.detach().to("cpu")).contiguous()
         storage = moved.untyped_storage().data_ptr()
         if copy or storage in seen or moved.untyped_storage().nbytes() != moved.nbytes:  # a file holds no views
             moved = moved.clone()

@@ -43,7 +43,8 @@ class OptimizerConfig(Config):
     )
     text_encoder_2_learning_rate: float = _rate(
         0.0,
-        "Learning rate of the second text encoder, which Stable Diffusion XL has. 0 = it is not trained.",
+        "Learning rate of the second text encoder, where a model has one: Stable Diffusion XL and 3, FLUX.1. 0 = it is "
+        "not trained.",
         advanced=True,
         optional=True,
     )
@@ -57,7 +58,7 @@ class OptimizerConfig(Config):
     )
     text_encoder_2_stop: int = row(
         0,
-        "The same for the second text encoder of Stable Diffusion XL. 0 = it trains to the end.",
+        "The same for the second text encoder. 0 = it trains to the end.",
         span=(0, 1_000_000),
         advanced=True,
         optional=True,

@@ -398,8 +398,11 @@ class Host(Protocol):
         """Name the setting by which the model is taken to predict another kind, and its value: "prediction to …"."""
         ...
 
-    def session(self, device: torch.device) -> AbstractContextManager[None]:
-        """Make the denoiser trainable on a device inside a `with` block, and leave it as it was."""
+    def session(self, device: torch.device, *, texts: bool = False) -> AbstractContextManager[None]:
+        """Make the denoiser trainable on a device inside a `with` block, and leave it as it was.
+
+        texts: the text encoders as well, which then run in each step.
+        """
         ...
 
     def encoding(self) -> AbstractContextManager[None]:
@@ -420,12 +423,18 @@ class Host(Protocol):
         ...
 
     def try_out(
-        self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
+        self,
+        layers: Mapping[str, nn.Module],
+        caption: Conditioning,
+        size: Size,
+        references: int = 0,
+        live: Callable[[], Conditioning] | None = None,
     ) -> list[str]:
         """Try passes with gradients on a picture of (width, height); leave out layers that cannot be trained.
 
-        references: as many control pictures of that size beside the caption. Returns remarks for the person, a sentence
-        each. Raises ValueError for a model that cannot be trained so.
+        references: as many control pictures of that size beside the caption. live: encodes the caption anew, where text
+        encoders are trained. Returns remarks for the person, a sentence each. Raises ValueError for a model that cannot
+        be trained so.
         """
         ...
 
@@ -538,8 +547,11 @@ def differentiable(base: BaseModel, shape: Sequence[int]) -> AbstractContextMana
 
 
 def session(base: BaseModel, device: torch.device) -> AbstractContextManager[None]:
-    """Make a denoiser trainable on a device inside a `with` block, wherever its weights are held."""
-    return base.host.session(device) if base.host else nullcontext()
+    """Make a denoiser trainable on a device inside a `with` block, wherever its weights are held.
+
+    Text encoders in memory are trained as well.
+    """
+    return base.host.session(device, texts=bool(base.text.encoders)) if base.host else nullcontext()
 
 
 def encoding(base: BaseModel) -> AbstractContextManager[None]:

@@ -85,14 +85,16 @@ class Network(nn.Module):
                 self._layers[name].__dict__["frozen"] = module
         self.embeddings.attach()
 
-    def detach(self) -> None:
-        """Restore the frozen layers exactly."""
+    def detach(self, *parts: str) -> None:
+        """Restore the frozen layers of some parts of the model exactly, or all of them."""
+        out = {trained.name for trained in self.chosen if not parts or trained.part in parts}
         for name, module in self._frozen.items():
-            if isinstance(module, WithDelta):
+            if name in out and isinstance(module, WithDelta):
                 del module.__dict__["delta"], self._layers[name].__dict__["frozen"]
                 # The bases are WithDelta and the class that the layer had before.
                 module.__class__ = type(module).__bases__[1]
-        self.embeddings.detach()
+        if not parts:
+            self.embeddings.detach()
 
     def release(self, *parts: str) -> None:
         """Detach, and drop the frozen layers of some parts of the model, or of all, to free their memory."""
@@ -119,9 +121,9 @@ class Network(nn.Module):
             self.detach()
 
     @contextmanager
-    def detached(self) -> Iterator[Network]:
-        """Detach the network inside a `with` block: the models are the frozen base there."""
-        self.detach()
+    def detached(self, *parts: str) -> Iterator[Network]:
+        """Detach the network, or some parts of it, inside a `with` block: the models are the frozen base there."""
+        self.detach(*parts)
         try:
             yield self
         finally:

@@ -13,7 +13,8 @@ from .network import LayerWeights, Network
 
 def learning_rates(optimizer: OptimizerConfig, base: BaseModel) -> dict[str, float]:
     """Map the prefix of each part of a base model to its learning rate."""
-    return {part.prefix: rate for part, rate in zip(base.parts, optimizer.part_rates, strict=False)}
+    others = [0.0] * len(base.parts)  # text encoders that no setting has a rate for
+    return {part.prefix: rate for part, rate in zip(base.parts, (*optimizer.part_rates, *others), strict=False)}
 
 
 def build_network(
@@ -38,4 +39,5 @@ def build_embeddings(base: BaseModel, config: RunConfig) -> Embeddings:
     """Build the vectors of the trained words; those of a base model's outline have no values."""
     embeddings, text = config.lora.embeddings, base.text.trainable
     init = {embedding.token: text.token_ids(embedding.init) if text else [] for embedding in embeddings}
-    return Embeddings(base.text.encoders, embeddings, word_ids(embeddings), init, config.train.seed)
+    texts = () if base.host else base.text.encoders  # a host refuses words to be trained, once all settings are known
+    return Embeddings(texts, embeddings, word_ids(embeddings), init, config.train.seed)

@@ -7,6 +7,7 @@ belongs to a sample's caption, b to each position. Three small passes give the t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ from ..networks.of_model import build_network, learning_rates
 from ..objective import Objective, Pass, draws_at, other_captions, terms_of, texts_beside
 from ..optim.noise_scale import looked_at
 from .estimate import LiveBytes, dry_run, optimizer_state
+from .outline import trains_text
 
 SHARES = ((0.5, 0.75), (0.75, 1.0))  # of the sides of the largest bucket: the two sizes; the second where models refuse
 SMALL = 256  # pixels of a side that a model is tried on
@@ -52,18 +54,21 @@ def measure_peak(
     references: int = 0,
     objective: Objective | None = None,
     text: str = "",
+    live: Callable[[], Conditioning] | None = None,
 ) -> Peak:
     """Measure passes with gradients on smaller pictures than the largest, on a model in its session.
 
     references: control pictures of each sample, which are as large as it. objective: with the terms of the run. text: a
-    caption for which these act; all captions are as long as the encoded one.
+    caption for which these act; all captions are as long as the encoded one. live: encodes it, where text encoders are
+    trained.
     """
     goal, form = objective or Objective(ObjectiveConfig(), base.noise, 0), base.latents
+    read = live or (lambda: caption)
 
     def measured(shares: tuple[float, float]) -> Peak:
         small, larger = (form.scaled(largest, share) for share in shares)
         one, wide, two = (
-            _pass_bytes(base, network, goal, [caption] * samples, text, size, device, references)
+            _pass_bytes(base, network, goal, read, samples, text, size, device, references)
             for samples, size in ((1, small), (1, larger), (2, small))
         )
         few, many = (math.prod(form.axes(size)) for size in (small, larger))
@@ -84,14 +89,15 @@ def _pass_bytes(
     base: BaseModel,
     network: Network,
     objective: Objective,
-    captions: list[Conditioning],
+    read: Callable[[], Conditioning],
+    count: int,
     text: str,
     size: Size,
     device: torch.device,
     references: int,
 ) -> int:
     """Count the bytes that the forward and backward passes of a micro-batch allocate at their peak."""
-    form, count = base.latents, len(captions)
+    form = base.latents
     live = LiveBytes(kind_of(device).block)
     framings = [Framing.whole(size)] * count
     shape = (count, form.channels, *form.axes(size))
@@ -104,7 +110,7 @@ def _pass_bytes(
             network=network,
             draws=draws_at(latents, torch.zeros_like(latents), levels, objective.path.at(levels, device)),
             captions=[text] * count,
-            conditions=lambda *_: base.conditions.batch(captions, framings, device, None, shown),
+            conditions=lambda *_: base.conditions.batch([read() for _ in shown], framings, device, None, shown),
             loss=objective.config.loss,
             space=objective.config.loss_on,
         )
@@ -130,25 +136,31 @@ def fit_measured(
     text = max(sorted(plan.captions()), key=lambda caption: len(texts_beside(objective.terms, caption)))
     references = max(len(picture.controls) for picture in plan.manifest.pictures)
     pictures = [torch.zeros(3, size[1], size[0])] * references if base.text.seen_as else ()
-    caption = base.text.encode(longest, device, pictures)
+    trains = trains_text(config, base)
+
+    def encoded() -> Conditioning:
+        return base.text.encode(longest, device, pictures)
+
+    with torch.no_grad():
+        caption = encoded()
+    live = encoded if trains else None
     every = (memory.replace(offload_weights="none") for memory in rungs(config.memory, device))
     ladder = list(dict.fromkeys(every))  # where weights lie is the host's business
-    with host.session(device):
+    with host.session(device, texts=trains):
         start = load_continued(config, base)
         rates = learning_rates(config.optimizer, base)
         network = build_network(base, config, rates, start.layers if start else None).to(device, dtype)
         kept = network_bytes(network, config)
         free, shares = free_bytes(device), kind_of(device).shares_ram
         with network.attached():
-            remarks = _try_out(
-                host, base.latents, network, caption, min(plan.fullest_batches(), key=math.prod), references
-            )
+            smallest = min(plan.fullest_batches(), key=math.prod)
+            remarks = _try_out(host, base.latents, network, caption, smallest, references, live)
             for number, memory in enumerate(ladder):
                 recompute(base.denoiser.units(), memory.checkpointing, copies=base.denoiser.written is not None)
                 last = number + 1 == len(ladder)
                 # Where no more blocks can be recomputed, ComfyUI keeps a part of the weights in RAM.
                 room = free + (host.movable if memory.checkpointing == ladder[-1].checkpointing else 0)
-                peak = _peak(base, network, caption, size, device, references, objective, text)
+                peak = _peak(base, network, caption, size, device, references, objective, text, live)
                 if peak is None:
                     continue
                 needed = kept + peak.at(samples, size)
@@ -164,17 +176,23 @@ def fit_measured(
 
 
 def _try_out(
-    host: Host, form: LatentFormat, network: Network, caption: Conditioning, size: Size, references: int
+    host: Host,
+    form: LatentFormat,
+    network: Network,
+    caption: Conditioning,
+    size: Size,
+    references: int,
+    live: Callable[[], Conditioning] | None,
 ) -> list[str]:
     """Try the model on small pictures, as nothing is recomputed yet; some models take none below a size."""
     layers = dict(network.layers.items())
     small = form.at_most(size, SMALL)
     try:
-        return host.try_out(layers, caption, small, references)
+        return host.try_out(layers, caption, small, references, live)
     except ValueError:
         if small == size:
             raise
-    return host.try_out(layers, caption, size, references)
+    return host.try_out(layers, caption, size, references, live)
 
 
 def _peak(
@@ -186,10 +204,11 @@ def _peak(
     references: int,
     objective: Objective,
     text: str,
+    live: Callable[[], Conditioning] | None = None,
 ) -> Peak | None:
     """Measure passes on smaller pictures than the largest; None where even these do not fit."""
     try:
-        return measure_peak(base, network, caption, size, device, references, objective, text)
+        return measure_peak(base, network, caption, size, device, references, objective, text, live)
     except RuntimeError as error:
         if device.type == "cpu" or not out_of_memory(error):
             raise

@@ -233,7 +233,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         text.mark(start.digest)
     rates = learning_rates(config.optimizer, base)
     train_text = any(rates[part.prefix] > 0 for part in base.parts[1:])
-    if text and (kind := config.base_model.text_weights) != "auto":
+    if text and not base.host and (kind := config.base_model.text_weights) != "auto":
         for encoder in base.text.encoders:
             keep_weights(encoder.model, kind, job.dtype, device)
             encoder.model.to("cpu")
@@ -243,7 +243,9 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     others = other_captions(terms_of(config), planned.plan)
     prompts = None if train_text else config.sample.texts() | others
     encoded, live = _encoded(job, planned, base, network, prompts)
-    if base.text.encoders and not trains_text(config, base):
+    # A host gets its text encoders back as they were, so that layers which are attached for good stay the network's.
+    lent = live is not None and base.host is not None and start is not None and start.changes_text
+    if base.text.encoders and not lent and not trains_text(config, base):
         prefixes = [encoder.prefix for encoder in base.text.encoders]
         network.leave(*prefixes) if live else network.release(*prefixes)
         base.free("text")

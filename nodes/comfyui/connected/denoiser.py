@@ -107,7 +107,9 @@ class RawDenoiser:
         """
         each = references or [()] * len(captions)
         given = [None] * len(captions) if painted is None else painted.to(device)
-        with torch.no_grad():
+        # Some MODELs put captions through layers of their own here.
+        live = any(tensor.requires_grad for caption in captions for tensor in caption.values())
+        with torch.set_grad_enabled(live):
             return BatchConditions(
                 tuple(
                     self._sample(*of_one, shape, device) for of_one in zip(captions, framings, each, given, strict=True)

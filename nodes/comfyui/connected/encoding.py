@@ -10,16 +10,15 @@ from torch import Tensor
 
 from ....trainer_core.models import Conditioning, Words
 from . import identity, text, vae
+from .clips import ConnectedEncoder
 from .wired import SINGLE, Wired
 
 WINDOW = 2**31  # tokens; ComfyUI cuts captions into chunks of its own, without an upper limit
 
 
 class ConnectedText:
-    """The linked CLIP, which ComfyUI moves; implements `Text`. Its text encoders are not trained."""
+    """The linked CLIP, which ComfyUI moves; implements `Text` and `TrainableText`."""
 
-    encoders: tuple[Any, ...] = ()
-    trainable = None
     cut = None
     window = max_tokens = WINDOW
 
@@ -27,17 +26,38 @@ class ConnectedText:
         self._wired, self.seen_as = wired, wired.seen_as
 
     @property
+    def encoders(self) -> tuple[ConnectedEncoder, ...]:
+        """The text encoders that a LoRA can change; () once they were let go, and captions are encoded all the same."""
+        return self._wired.texts
+
+    @property
+    def trainable(self) -> ConnectedText | None:
+        """Itself, where a LoRA can change text encoders."""
+        return self if self._wired.encoders else None
+
+    @property
     def identity(self) -> str:
         """A key of the CLIP as it is linked, and of how captions are read."""
-        clip = self._wired.clip
-        return f"{self._wired.digests['clip']}/{identity.stamp_of_files(clip.patcher)}/{self._wired.prompt_weights}"
+        clip, marks = self._wired.clip, "".join(f"+{mark}" for mark in self._wired.marks)
+        stamp = identity.stamp_of_files(clip.patcher)
+        return f"{self._wired.digests['clip']}{marks}/{stamp}/{self._wired.prompt_weights}"
+
+    def mark(self, *changes: str) -> None:
+        """Add changes of the text encoders' weights to `identity`."""
+        self._wired.marks += changes
+
+    def token_ids(self, text: str) -> list[int]:
+        """List none: no words are trained with a linked CLIP."""
+        del text
+        return []
 
     def encode(self, caption: str, device: torch.device | str, pictures: Sequence[Tensor] = ()) -> Conditioning:
         """Encode a caption by the linked CLIP."""
         del device
         if pictures:
             return text.encode_seen(self._wired.clip, caption, pictures, single=self.seen_as == SINGLE)
-        return text.encode(self._wired.clip, caption, weights=self._wired.prompt_weights)
+        wired = self._wired
+        return text.encode(wired.clip, caption, weights=wired.prompt_weights, live=wired.live)
 
     def count_tokens(self, caption: str, words: Words) -> int:
         """Count the tokens of a caption."""

@@ -25,10 +25,15 @@ WHOLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # dtypes 
 class Filed:
     """A network's layers with other numbers for a moment, and the MODEL that gets the same numbers from a file."""
 
-    def __init__(self, patcher: Any, layers: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-        """Take layers of a network, by name, that are attached to modules of a MODEL."""
-        self._patcher, self._layers, self._modules = patcher, layers, modules
-        self._paths = {module: path for path, module in patcher.model.named_modules()}
+    def __init__(
+        self, patcher: Any, layers: Mapping[str, Any], modules: Mapping[str, nn.Module], clip: Any = None
+    ) -> None:
+        """Take layers of a network, by name, that are attached to modules of a MODEL, or of a CLIP beside it."""
+        self._patcher, self._clip, self._layers, self._modules = patcher, clip, layers, modules
+        patchers = [patcher] if clip is None else [patcher, clip.patcher]
+        self._paths = {
+            module: (i, path) for i, each in enumerate(patchers) for path, module in each.model.named_modules()
+        }
 
     @contextmanager
     def moved(self, some: Sequence[str], share: float = SHARE) -> Iterator[None]:
@@ -49,34 +54,42 @@ class Filed:
     def unapplied(self, some: Sequence[str]) -> list[str]:
         """List the layers whose weight ComfyUI does not change by a file as training does."""
         patched = self._patched(some)
-        return [name for name in some if not self._applies(patched, name)]
+        return [name for name in some if not self._applies(patched[self._place(name)[0]], name)]
 
     @contextmanager
     def on(self, some: Sequence[str]) -> Iterator[None]:
         """Let the MODEL compute with the weights that ComfyUI makes of a file, without the network."""
-        patched = self._patched(some)
+        patchers = self._patched(some)
         with ExitStack() as stack:
             for name in some:
-                stack.enter_context(_without_network(self._modules[name]))
+                patched, module = patchers[self._place(name)[0]], self._modules[name]
+                stack.enter_context(_without_network(module))
                 for part in PARTS:
                     key = self._key(name, part)
                     if key in patched.patches:
-                        stack.enter_context(_with_weight(self._modules[name], part, _file_weight(patched, key)))
+                        stack.enter_context(_with_weight(module, part, _file_weight(patched, key)))
             yield
 
-    def _patched(self, some: Sequence[str]) -> Any:
-        """Clone the MODEL with nothing on it but some layers, as ComfyUI's loader reads their file."""
-        bare = self._patcher.clone()
+    def _patched(self, some: Sequence[str]) -> list[Any]:
+        """Clone the MODEL and the CLIP with nothing on them but some layers, as ComfyUI's loader reads their file."""
+        bare, clip = self._patcher.clone(), self._clip and self._clip.clone()
         bare.patches = {}  # those that it has are in its weights, or added to them at their use
+        if clip:
+            clip.patcher.patches = {}
         tensors = {
             f"{name}.{suffix}": tensor.detach()
             for name in some
             for suffix, tensor in (self._layers[name].tensors() | self._layers[name].magnitude_tensors()).items()
         }
-        return names.put_beneath(bare, tensors, 1.0)
+        model, changed = names.put_beneath(bare, clip, tensors, 1.0)
+        return [model, changed and changed.patcher]
+
+    def _place(self, name: str) -> tuple[int, str]:
+        """Find whose module a layer changes, 0 for the MODEL's and 1 for the CLIP's, and its path there."""
+        return self._paths[self._modules[name]]
 
     def _key(self, name: str, part: str) -> str:
-        return f"{self._paths[self._modules[name]]}.{part}"
+        return f"{self._place(name)[1]}.{part}"
 
     def _applies(self, patched: Any, name: str) -> bool:
         module: Any = self._modules[name]
@@ -152,7 +165,8 @@ def _file_weight(patched: Any, key: str) -> Tensor:
     weight = _own_weight(module, part, patched.load_device)
     changed = comfy.lora.calculate_weight(patched.patches[key], weight, key)
     kept = own.dtype in WHOLE and type(own) is nn.Parameter
-    return changed.to(own.dtype if kept else patched.model.get_dtype_inference())
+    computes = getattr(patched.model, "get_dtype_inference", lambda: torch.float32)  # as text encoders do
+    return changed.to(own.dtype if kept else computes())
 
 
 def _own_weight(module: Any, part: str, device: torch.device) -> Tensor:

@@ -31,24 +31,54 @@ CACHES = re.compile(r"(clear|reset)_\w*caches?")  # methods that drop what a mod
 
 
 @contextmanager
-def session(patcher: Any) -> Iterator[None]:
-    """Make gradients of a loaded MODEL possible and right inside a `with` block; afterwards it is what it was."""
+def session(patcher: Any, clip: Any = None) -> Iterator[None]:
+    """Make gradients of a loaded MODEL possible and right inside a `with` block; afterwards it is what it was.
+
+    clip: whose text encoders are trained as well.
+    """
     model = patcher.model
     differentiable_operators()
     with ExitStack() as stack:
         _open.append(stack)
         stack.callback(_open.remove, stack)
-        stack.enter_context(_normal_tensors(model))
-        stack.enter_context(_evaluating(model.diffusion_model))
-        stack.enter_context(frozen_layers(model))
-        stack.enter_context(_nothing_written_out(model.diffusion_model))
-        stack.enter_context(_nothing_kept(model.diffusion_model))
-        # What switches checkpointing on comes later; it ends with the session.
-        stack.callback(keep_activations, list(model.modules()))
+        stack.enter_context(_differentiable(model, [model.diffusion_model]))
+        if clip is not None:
+            stack.enter_context(_differentiable(clip.cond_stage_model, list(clip.cond_stage_model.children())))
+            stack.enter_context(_loaded(clip))
         stack.enter_context(_in_training(True))
         stack.enter_context(_every_layer_called())
         stack.enter_context(_saved_weights_kept())
         yield
+
+
+@contextmanager
+def _differentiable(model: nn.Module, called: Collection[nn.Module]) -> Iterator[None]:
+    """Make gradients of a model possible and right; called: those of its modules of which passes begin."""
+    with ExitStack() as stack:
+        stack.enter_context(_normal_tensors(model))
+        stack.enter_context(frozen_layers(model))
+        for each in called:
+            stack.enter_context(_evaluating(each))
+            stack.enter_context(_nothing_written_out(each))
+            stack.enter_context(_nothing_kept(each))
+        # What switches checkpointing on comes later; it ends with the session.
+        stack.callback(keep_activations, list(model.modules()))
+        yield
+
+
+@contextmanager
+def _loaded(clip: Any) -> Iterator[None]:
+    """Let a CLIP of a session be where it is: to load it anew for each caption could move the MODEL away."""
+    own = clip.load_model
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        return clip.patcher if comfy.model_management.in_training else own(*args, **kwargs)
+
+    clip.load_model = load
+    try:
+        yield
+    finally:
+        del clip.load_model
 
 
 _open: list[ExitStack] = []  # what undoes each session

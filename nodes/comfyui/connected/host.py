@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from ....trainer_core.common.axes import Framing, Size, size_text
+from ....trainer_core.common.wording import names as listed_names
 from ....trainer_core.config import RunConfig, SamplePicture, node, setting
 from ....trainer_core.config.optimizer import RATES
 from ....trainer_core.models import Conditioning
+from ....trainer_core.models.sd.layers import PREFIX
 from . import gradients, names, vae
 from .beside import empty_inputs
 from .denoiser import BatchConditions
 from .predicting import ConnectedConditions
 from .sampling import draw
-from .trial import comfyui_runs, try_out
+from .trial import Reading, comfyui_runs, try_out
 from .wired import Wired
 
 
@@ -31,10 +33,9 @@ class ComfyUIHost:
 
     def check(self, config: RunConfig) -> None:
         """Raise ValueError for settings that a connected model cannot have."""
-        if rate := next((name for name in RATES[1:3] if getattr(config.optimizer, name)), ""):
-            raise ValueError(
-                f"The text encoders of a connected model are not trained; set {setting(f'optimizer.{rate}')} to 0."
-            )
+        for number, name in enumerate(RATES[1:3]):
+            if getattr(config.optimizer, name) and (why := self._untrained(number, config)):
+                raise ValueError(f"{why}; set {setting(f'optimizer.{name}')} to 0.")
         if config.lora.embeddings:
             raise ValueError(f"Words are not trained with a connected model; remove {node('embeddings')}.")
         if config.memory.offload_weights in ("half", "all"):
@@ -45,18 +46,39 @@ class ComfyUIHost:
         if config.memory.compile:
             raise ValueError(f"A connected model is not compiled; set {setting('memory.compile')} to off.")
 
+    def _untrained(self, number: int, config: RunConfig) -> str:
+        """Say why a text encoder of this number is not trained; "" if it can be."""
+        wired = self._wired
+        if wired.apart:
+            devices = f"{wired.clip.patcher.load_device}, and the MODEL on {wired.model.load_device}"
+            return f"The linked CLIP computes on {devices}, so its text encoders are not trained"
+        if number >= len(wired.encoders):
+            titles = [encoder.title.removeprefix("text encoder ") for encoder in wired.encoders]
+            found = f"only {listed_names(titles)} of" if titles else "no text encoder of"
+            return f"ComfyUI's loader knows names for LoRAs on {found} the linked CLIP"
+        if wired.seen_as and any(concept.controls for concept in config.dataset.concepts):
+            return (
+                "The text encoder of the linked CLIP reads control pictures with captions, and is not trained on these"
+            )
+        return ""
+
     def remedy(self, kind: str) -> str:
         """Name the setting by which the MODEL is taken to predict another kind."""
         return f"sampling of ModelSamplingDiscrete, before {node('connected')}, to {kind.replace('epsilon', 'eps')}"
 
     @contextmanager
-    def session(self, device: torch.device) -> Iterator[None]:
-        """Make the denoiser trainable, and leave it as it was."""
+    def session(self, device: torch.device, *, texts: bool = False) -> Iterator[None]:
+        """Make the denoiser trainable, and text encoders where these are trained, and leave them as they were."""
         del device  # ComfyUI's own, where it loads the MODEL
-        # Loading may put other tensors into the MODEL, so it comes before they are exchanged.
-        self._wired.load()
-        with gradients.session(self._wired.model):
-            yield
+        wired = self._wired
+        wired.live = texts and bool(wired.texts)
+        try:
+            # Loading may put other tensors into the MODEL, so it comes before they are exchanged.
+            wired.load()
+            with gradients.session(wired.model, wired.clip if wired.live else None):
+                yield
+        finally:
+            wired.live = False
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -68,13 +90,25 @@ class ComfyUIHost:
                 self._wired.load()
 
     def put_beneath(self, tensors: Mapping[str, Tensor], strength: float, *, training_only: bool = False) -> None:
-        """Put a LoRA on the MODEL, as ComfyUI's own loader does; it is there when the MODEL is loaded next."""
+        """Put a LoRA on the MODEL and the CLIP, as ComfyUI's own loader does; it is there when they are loaded next.
+
+        training_only: samples go without it. Raises ValueError for one that changes captions, which samples share.
+        """
         wired = self._wired
+        on_text = any(name.startswith("text_encoders.") for name in tensors)
+        if on_text and training_only:
+            raise ValueError(
+                "The LoRA for the training alone changes text encoders, which samples share; set "
+                f"{setting('beneath.training_only')} to false."
+            )
         if training_only and wired.partner is None:
             wired.partner, self._bare = wired.model, True
         elif self._bare and not training_only:
-            wired.partner = names.put_beneath(wired.partner, tensors, strength)
-        wired.model = names.put_beneath(wired.model, tensors, strength)
+            wired.partner, _ = names.put_beneath(wired.partner, None, tensors, strength)
+        wired.model, changed = names.put_beneath(wired.model, wired.clip if on_text else None, tensors, strength)
+        if changed:
+            wired.clip = changed
+            wired.__dict__.pop("digests", None)  # computed anew, as encoded captions are kept by them
         assert wired.denoiser is not None
         # A clone has patches of its own, and shares the weights.
         wired.denoiser.patcher = wired.model
@@ -89,32 +123,39 @@ class ComfyUIHost:
         return self._wired.model.loaded_size()
 
     def try_out(
-        self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
+        self,
+        layers: Mapping[str, nn.Module],
+        caption: Conditioning,
+        size: Size,
+        references: int = 0,
+        live: Callable[[], Conditioning] | None = None,
     ) -> list[str]:
         """Try passes with gradients on a picture of (width, height); leave out layers that cannot be trained.
 
-        references: as many control pictures of that size. Returns remarks for the person, a sentence each.
+        references: as many control pictures of that size. live: encodes the caption anew, where text encoders are
+        trained. Returns remarks for the person, a sentence each.
         """
         wired = self._wired
         assert wired.denoiser is not None
         what = f"{wired.name} with the linked CLIP, on pictures of {size_text(size)} pixels"
-        with comfyui_runs(what):
-            inputs = self._inputs(caption, size, references)
-        modules = {layer.name: layer.module for layer in wired.layers if layer.name in layers}
-        found = try_out(wired.denoiser, inputs, what, layers, modules)
-        wired.left_out, wired.units, wired.drawn_as_trained = found[:3]
-        return found.remarks + ([] if wired.beside.paints else empty_inputs(inputs[2].samples[0].items()))
-
-    def _inputs(self, caption: Conditioning, size: Size, references: int) -> tuple[Tensor, Tensor, BatchConditions]:
-        """Build the inputs of a pass on one picture of (width, height) in pixels, beside other pictures."""
-        wired = self._wired
-        assert wired.denoiser is not None
         device, form = wired.model.load_device, wired.latents
         shape = (1 + references, form.channels, *form.axes(size))
         noised, *shown = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device).split(1)
         beside = [[each[0] for each in shown]]
-        conditions = ConnectedConditions(wired).batch([caption], [Framing.whole(size)], device, None, beside)
-        return noised, torch.full((1,), len(wired.denoiser.sigmas) // 2, device=device), conditions
+        level = torch.full((1,), len(wired.denoiser.sigmas) // 2, device=device)
+
+        def conditions(caption: Conditioning) -> BatchConditions:
+            return ConnectedConditions(wired).batch([caption], [Framing.whole(size)], device, None, beside)
+
+        with comfyui_runs(what):
+            inputs = noised, level, conditions(caption)
+        listed = wired.listed if live else wired.layers
+        modules = {layer.name: layer.module for layer in listed if layer.name in layers}
+        tried = {name: layers[name] for name in modules}
+        text = Reading(wired.clip, lambda: conditions(live())) if live else None
+        found = try_out(wired.denoiser, inputs, what, tried, modules, text)
+        wired.left_out, wired.units, wired.drawn_as_trained = found[:3]
+        return found.remarks + ([] if wired.beside.paints else empty_inputs(inputs[2].samples[0].items()))
 
 
 class ComfyUISampler:
@@ -132,8 +173,10 @@ class ComfyUISampler:
             as_trained = partner is None and self._wired.drawn_as_trained
             stack.enter_context(gradients.paused(in_training=as_trained))
             if partner is not None:
-                stack.enter_context(network.detached())  # the partner may be the MODEL with other patches
-                self._drawing = names.put_beneath(partner, network.tensors(), 1.0)
+                # The partner may be the MODEL with other patches; prompts go through the trained text encoders.
+                stack.enter_context(network.detached(PREFIX))
+                own = {name: tensor for name, tensor in network.tensors().items() if name.startswith(f"{PREFIX}_")}
+                self._drawing, _ = names.put_beneath(partner, None, own, 1.0)
             try:
                 yield
             finally:

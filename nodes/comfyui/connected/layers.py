@@ -29,8 +29,8 @@ EMBEDDER = re.compile(r"(\w+_)?(time|timestep|emb|embed|embedder|embedding|embed
 ATTENTION = re.compile(r"\w*(attn|attention)\w*|(to_)?w?[qkvo]\d?|\w*(qkv|kv)\w*|[qkvo]_proj|linear[12]", re.I)
 KEYS = re.compile(r"(to_|add_)?(w\d?)?(k|v|qkv|kv|key|value)(_proj|_linear|_[xytc]|_img)?|Wqkv", re.I)
 MLP_END = re.compile(
-    r"(.*[._])?(mlp\w*|ff\w*|feed_forward|ffn|experts?\w*|channelwise)\.(\S+\.)?"
-    r"(2|4|fc2|c_proj|w2|layer2|linear_2|linear_fc2|down|down_proj|out_layer)|ff_out|(.*\.)?block\.layer2"
+    r"(.*[._])?(mlp\w*|ff\w*|feed_forward|ffn|experts?\w*|channelwise|DenseReluDense)\.(\S+\.)?"
+    r"(2|4|fc2|c_proj|w2|wo|layer2|linear_2|linear_fc2|down|down_proj|out_layer)|ff_out|(.*\.)?block\.layer2"
 )
 UNET_PARTS = ("input_blocks", "middle_block", "output_blocks")  # of OpenAI's UNet
 UNET_UNITS = ("ResBlock", "BasicTransformerBlock")  # its modules that repeat
@@ -93,7 +93,7 @@ def units(denoiser: nn.Module) -> list[Unit]:
     if is_unet(denoiser):
         found = [module for module in denoiser.modules() if type(module).__name__ in UNET_UNITS]
     else:
-        found = [each for module in _Blocks(denoiser).found.values() for each in _called(module)]
+        found = list(named_blocks(denoiser).values())
     return [(module, 1 + number % (len(LEVELS) - 1)) for number, module in enumerate(found)]
 
 
@@ -208,6 +208,11 @@ def _kind(path: str, module: nn.Module, presets: frozenset[str], find: _Blocks, 
     if "attn-mlp" in presets:
         return "mlp"
     return "modulation" if any(map(MODULATION.fullmatch, find.inside(path).split("."))) else "other"
+
+
+def is_key_or_end(path: str) -> bool:
+    """Tell whether a layer of a text encoder makes keys or values, or ends an MLP."""
+    return bool(KEYS.fullmatch(_last(path.split("."))) or MLP_END.fullmatch(path))
 
 
 def _in_mlp(pieces: list[str]) -> bool:

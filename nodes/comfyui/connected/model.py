@@ -52,8 +52,9 @@ class ConnectedModel:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The denoiser; text encoders are not trained through CLIP."""
-        return (Part(prefix=PREFIX, title="diffusion model"),)
+        """The denoiser, and the text encoders of the CLIP that a LoRA can change."""
+        texts = (Part(prefix=text.prefix, title=text.title) for text in self.wired.encoders)
+        return (Part(prefix=PREFIX, title="diffusion model"), *texts)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -118,9 +119,11 @@ class ConnectedModel:
         return ConnectedControls(most) if most else None
 
     def free(self, *names: str) -> None:
-        """Let go of the denoiser; the models stay ComfyUI's."""
+        """Let go of the denoiser or the text encoders; the models stay ComfyUI's."""
         if not names or "denoiser" in names:
             self.wired.denoiser = None
+        if not names or "text" in names:
+            self.wired.texts = ()
 
 
 class ConnectedSource:

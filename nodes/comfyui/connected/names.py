@@ -212,9 +212,9 @@ def _located(model: Any, key: str, target: Any, known: set[str]) -> tuple[str, S
     return path, Slice(comfy=key, start=start, length=length, swapped=function is not None)
 
 
-def put_beneath(patcher: Any, tensors: Mapping[str, Tensor], strength: float) -> Any:
-    """Clone a MODEL with a LoRA on it that `comfy_tensors` has read."""
-    return comfy.sd.load_lora_for_models(patcher, None, dict(tensors), strength, 0.0)[0]
+def put_beneath(patcher: Any, clip: Any, tensors: Mapping[str, Tensor], strength: float) -> tuple[Any, Any]:
+    """Clone a MODEL and a CLIP, or None, with a LoRA on them that `comfy_tensors` has read."""
+    return comfy.sd.load_lora_for_models(patcher, clip, dict(tensors), strength, strength)
 
 
 def made_for(widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:

@@ -28,15 +28,16 @@ class Observed(TorchFunctionMode):
     An operator that is noted may do no harm: a mask, a largest value that cancels out.
     """
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-        """Observe layers, by name, of a model."""
+    def __init__(self, model: nn.Module, layers: Mapping[str, nn.Module], texts: nn.Module | None = None) -> None:
+        """Observe layers, by name, of a model, and of the text encoders beside it."""
         super().__init__()
         self.order: dict[str, None] = {}  # layers that are called, in the order of their first calls
         self.past: set[str] = set()  # layers whose weight is read by other code than their own
         self.writing: set[nn.Module] = set()  # modules whose code passes `out` to operators
         self._lost: dict[str, str] = {}  # operators and classes, in their order, and where they are first
         self._custom: dict[str, tuple[str, str]] = {}  # places of operators that torch has not, by name
-        self._paths = {module: path for path, module in model.named_modules()}
+        self._paths = {module: path or "the whole MODEL" for path, module in model.named_modules()}
+        self._paths |= {module: path or "the whole CLIP" for path, module in texts.named_modules()} if texts else {}
         self._layers = dict(layers)
         self._owners: dict[int, list[str]] = {}  # layers by the identity of their weight
         for name, layer in layers.items():
@@ -140,7 +141,7 @@ class Observed(TorchFunctionMode):
                 return None
             module = frame.f_locals.get("self")
             if isinstance(module, nn.Module) and module in self._paths:
-                return f" in {type(module).__name__}", f" ({self._paths[module] or 'the whole MODEL'})"
+                return f" in {type(module).__name__}", f" ({self._paths[module]})"
             frame = frame.f_back
         return "", ""
 

@@ -37,7 +37,7 @@ class ConnectedDenoiser:
         return self._wired.model.model.get_dtype_inference()
 
     def units(self) -> list[Unit]:
-        """List the repeated blocks; none where they cannot be recomputed."""
+        """List the repeated blocks, also of trained text encoders; none where they cannot be recomputed."""
         return layers_of.units(self.module) if self._wired.units is None else self._wired.units
 
     @property
@@ -75,7 +75,7 @@ class ConnectedConditions:
 
 
 class ConnectedLayers:
-    """The layers of a linked MODEL's denoiser; implements `Layers`."""
+    """The layers of a linked MODEL's denoiser and of its text encoders; implements `Layers`."""
 
     def __init__(self, wired: Wired) -> None:
         self._wired = wired
@@ -86,9 +86,9 @@ class ConnectedLayers:
         return tuple(layers_of.blocks(self._wired.model.model.diffusion_model))
 
     def listed(self) -> list[Layer]:
-        """List the denoiser's layers; those left out cannot be trained."""
+        """List the layers of the denoiser, and of text encoders; those left out cannot be trained."""
         out = self._wired.left_out
-        return [layer._replace(trainable=False) if layer.name in out else layer for layer in self._wired.layers]
+        return [layer._replace(trainable=False) if layer.name in out else layer for layer in self._wired.listed]
 
     def layouts(self, setting: str) -> list[list[str]]:
         """List the possible block orders of a list setting of LoRA Config."""

@@ -50,10 +50,14 @@ def count_tokens(clip: Any, caption: str, *, weights: bool) -> int:
     return max((sum(len(c) if isinstance(c, list) else 1 for c in chunks) for chunks in found), default=0)
 
 
-@torch.no_grad()
-def encode(clip: Any, caption: str, *, weights: bool) -> Conditioning:
-    """Encode a caption as ComfyUI does, as flat tensors; raises ValueError for values that cannot be kept."""
-    return _stored(clip.encode_from_tokens_scheduled(tokenize(clip, caption, weights=weights)))
+def encode(clip: Any, caption: str, *, weights: bool, live: bool = False) -> Conditioning:
+    """Encode a caption as ComfyUI does, as flat tensors; raises ValueError for values that cannot be kept.
+
+    live: with gradients where they are on, on the CLIP's device.
+    """
+    live = live and torch.is_grad_enabled()
+    with torch.set_grad_enabled(live):
+        return _stored(clip.encode_from_tokens_scheduled(tokenize(clip, caption, weights=weights)), live=live)
 
 
 @torch.no_grad()
@@ -75,15 +79,15 @@ def encode_seen(clip: Any, caption: str, pictures: Sequence[Tensor], *, single: 
     return _stored(made.args[0])
 
 
-def _stored(found: Any) -> Conditioning:
-    """Write a CONDITIONING as flat tensors; raises ValueError for values that cannot be kept."""
+def _stored(found: Any, *, live: bool = False) -> Conditioning:
+    """Write a CONDITIONING as flat tensors; raises ValueError for values that cannot be kept. live: with gradients."""
     if len(found) != 1:
         raise ValueError(
             "The linked CLIP changes over a schedule (hooks); link it to Use Connected Model without them."
         )
     cross, extra = found[0]
     try:
-        tensors, tree = pack({"cross": cross, "extra": dict(extra)}, copy=True)
+        tensors, tree = pack({"cross": cross, "extra": dict(extra)}, copy=not live, live=live)
     except ValueError as error:
         raise ValueError(f"The linked CLIP gives conditions that cannot be trained on: {error}") from error
     text = torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)

@@ -40,37 +40,48 @@ class Found(NamedTuple):
     remarks: list[str]  # for the person, a sentence each
 
 
+class Reading(NamedTuple):
+    """A CLIP whose text encoders are trained, and the conditions that it makes of a caption anew for each pass."""
+
+    clip: Any
+    conditions: Callable[[], BatchConditions]
+
+
 def try_out(
     denoiser: RawDenoiser,
     inputs: tuple[Tensor, Tensor, BatchConditions],
     what: str,
     layers: Mapping[str, nn.Module],
     modules: Mapping[str, nn.Module],
+    text: Reading | None = None,
 ) -> Found:
     """Try a MODEL in its session, with a network on it; raises ValueError for one that cannot be trained.
 
     inputs: of a pass on one small picture. what: the MODEL and the picture, in messages. layers: the network's, by
-    name. modules: those of the MODEL that they change.
+    name. modules: those of the MODEL that they change, and of the CLIP. text: where text encoders are trained.
     """
     options, (noised, _, conditions) = gradients.options(denoiser.patcher), inputs
 
     def at(share: float) -> Callable[[], Tensor]:
         level = torch.full_like(inputs[1], int(share * len(denoiser.sigmas)))
-        return lambda: denoiser.predict(noised, level, conditions, options)
+        return lambda: denoiser.predict(noised, level, text.conditions() if text else conditions, options)
 
     runs = [at(share) for share in LEVELS_TRIED]
     remarks = _predictions(denoiser, runs[0], inputs, what)
-    observed, random = Observed(denoiser.model.diffusion_model, modules), bool(remarks)
+    observed = Observed(denoiser.model.diffusion_model, modules, text and text.clip.cond_stage_model)
+    random, clip = bool(remarks), text and text.clip
     rounded = denoiser.model.get_dtype_inference() in TOLERANCE
     try:
         idle, plain = prove(runs, layers, observed, ROUNDED if rounded else APART, random=random)
         if observed.writing:
             gradients.leave_out_of(observed.writing, denoiser.model.diffusion_model)
         if not random:
-            _check_idle(denoiser, runs, [name for name in observed.order if name in idle], layers, modules, observed)
+            still = [name for name in observed.order if name in idle]
+            _check_idle(denoiser, runs, still, Filed(denoiser.patcher, layers, modules, clip), observed)
         found = _left_out(idle, modules, observed)
         left = {name: layers[name] for name in modules if not any(name in each for each in found.values())}
-        drawn, unapplied = _compare_with_file(denoiser, runs, left, modules, random=random)
+        filed = Filed(denoiser.patcher, left, modules, clip)
+        drawn, unapplied = _compare_with_file(denoiser, runs, left, modules, filed, random=random)
     except ValueError as error:
         raise ValueError(f"{what}: {error}.") from error
     found |= {UNAPPLIED: unapplied}
@@ -80,12 +91,19 @@ def try_out(
     if left_out >= set(modules):
         raise ValueError(" ".join([f"{what}: this MODEL cannot be trained, as no layer can be.", *remarks]))
     blocks, run = units(denoiser.model.diffusion_model), runs[0]
+    blocks += _trained(units(clip.cond_stage_model), modules) if clip else []
     if recomputes(run, layers, plain, blocks, 2 * denoiser.bound):
         blocks = shared_out(blocks, bytes_kept(run, blocks))
     else:
         blocks = []
         remarks.append("Recomputed blocks of this MODEL give other gradients, so gradient checkpointing stays off.")
     return Found(left_out, blocks, not drawn >= observed.called - left_out, remarks)
+
+
+def _trained(blocks: Sequence[Unit], modules: Mapping[str, nn.Module]) -> list[Unit]:
+    """Choose the blocks with layers that are trained: a recomputed block has a backward pass, needed or not."""
+    trained = set(modules.values())
+    return [unit for unit in blocks if not trained.isdisjoint(unit[0].modules())]
 
 
 def _left_out(
@@ -144,15 +162,13 @@ def _check_idle(
     denoiser: RawDenoiser,
     runs: Sequence[Callable[[], Tensor]],
     idle: Sequence[str],
-    layers: Mapping[str, nn.Module],
-    modules: Mapping[str, nn.Module],
+    filed: Filed,
     observed: Observed,
 ) -> None:
     """Raise ValueError where layers that get no gradient change predictions all the same."""
     if not idle:
         return
     model, rounded = denoiser.model.diffusion_model, denoiser.model.get_dtype_inference() in TOLERANCE
-    filed = Filed(denoiser.patcher, layers, modules)
     with torch.no_grad():
         before = Trace(model, runs)
         with filed.moved(idle, NUDGE[rounded]):
@@ -166,6 +182,7 @@ def _compare_with_file(
     runs: Sequence[Callable[[], Tensor]],
     layers: Mapping[str, nn.Module],
     modules: Mapping[str, nn.Module],
+    filed: Filed,
     *,
     random: bool,
 ) -> tuple[set[str], list[str]]:
@@ -174,7 +191,7 @@ def _compare_with_file(
     Returns the layers that are called where samples are drawn, and those that a file does not change as training does.
     Raises ValueError for a MODEL that computes with weights beside its layers.
     """
-    filed, drawn, unapplied = Filed(denoiser.patcher, layers, modules), set[str](), list[str]()
+    drawn, unapplied = set[str](), list[str]()
     whole = all(p.dtype in WHOLE for p in denoiser.model.diffusion_model.parameters() if p.is_floating_point())
     for some in _shared_out(modules, layers, denoiser.patcher.load_device):
         with torch.no_grad(), filed.moved(some):

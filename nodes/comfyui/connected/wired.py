@@ -13,6 +13,7 @@ from ....trainer_core.models.base import Unit
 from . import identity
 from .architecture import Architecture, architecture_of
 from .beside import beside_of, digest_of_painting
+from .clips import ConnectedEncoder, text_encoders
 from .denoiser import RawDenoiser
 from .layers import list_layers
 from .live import LinkedModels
@@ -29,6 +30,12 @@ class Wired:
         self.name, self.prompt_weights = config.path, config.prompt_weights
         self.model, self.clip, self.vae = live.model.clone(), live.clip, live.vae
         self.partner = live.sampled  # draws the samples instead of `model`
+        self.apart = self.clip.patcher.load_device != self.model.load_device
+        # What a LoRA adds to their layers lies where the MODEL computes.
+        self.encoders: tuple[ConnectedEncoder, ...] = () if self.apart else text_encoders(self.clip)
+        self.texts = self.encoders  # those in memory for training: none once they were let go
+        self.live = False  # whether they run in the steps of a session, with gradients
+        self.marks: list[str] = []  # changes of their weights that `digests` does not have
         self.architecture: Architecture = architecture_of(self.model)
         self.beside = beside_of(self.model.model)
         self.seen_as = config.connected.edit_text if self.architecture.seen else ""
@@ -58,6 +65,11 @@ class Wired:
         """All layers of the MODEL's denoiser."""
         return list_layers(self.model.model)
 
+    @property
+    def listed(self) -> list[Layer]:
+        """All layers of the MODEL's denoiser, and of the text encoders in memory."""
+        return [*self.layers, *(layer for text in self.texts for layer in text.layers)]
+
     @functools.cached_property
     def digests(self) -> dict[str, str]:
         """The sha256, by role, of all but files that decides what the models compute."""
@@ -68,5 +80,6 @@ class Wired:
         }
 
     def load(self) -> None:
-        """Let ComfyUI load the MODEL with its patches, wholly if it fits."""
-        comfy.model_management.load_models_gpu([self.model], memory_required=self.reserved)
+        """Let ComfyUI load the MODEL with its patches, wholly if it fits, and the CLIP where it is trained."""
+        patchers = [self.model, *([self.clip.patcher] if self.live else [])]
+        comfy.model_management.load_models_gpu(patchers, memory_required=self.reserved)

@@ -1,0 +1,63 @@
+"""Tiny random CLIPs in ComfyUI's own classes, each with a tiny model that takes what they give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from zoo.linked import PooledVae, keep
+from zoo.zoo import SD3, ZOO, build, fill
+
+import zoo.comfy_here  # noqa: F401  # isort: skip
+import comfy.sd
+import comfy.supported_models_base
+from comfy.text_encoders import anima, flux, sd3_clip
+
+from lora_atelier.nodes.comfyui.connected.live import LinkedModels
+from lora_atelier.trainer_core.config import BaseModelConfig, ConnectedConfig
+
+CLIP = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+T5 = {"num_layers": 2, "d_model": 48, "d_ff": 64, "d_kv": 24, "num_heads": 2}
+QWEN = {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 2}
+SIZES = {
+    "clip_l_model_config": CLIP,
+    "clip_g_model_config": CLIP | {"num_attention_heads": 4},
+    "t5xxl_model_config": T5,
+    "qwen3_06b_model_config": QWEN | {"num_key_value_heads": 1},
+}
+KINDS: dict[str, tuple[str, Any, Any]] = {  # the row of the model, its CLIP and its tokenizer
+    "flux": ("flux_dev", flux.flux_clip(), flux.FluxTokenizer),
+    "sd3": ("sd3", sd3_clip.sd3_clip(t5=False), sd3_clip.SD3Tokenizer),
+    "anima": ("anima", anima.te(), anima.AnimaTokenizer),
+}
+# Stable Diffusion 3's text encoders pad all that they give to this width.
+WIDE = {"context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 4096, "out_features": 128}}}
+SD3_OF_CLIPS = replace(ZOO["sd3"], config=SD3 | WIDE | {"adm_in_channels": 64})
+
+
+def clip_of(kind: str, dtype: torch.dtype = torch.float32, seed: int = 3) -> Any:
+    """Build a CLIP with random weights on the CPU."""
+    _, model, tokenizer = KINDS[kind]
+    target = comfy.supported_models_base.ClipTarget(tokenizer, model)
+    cpu = torch.device("cpu")
+    devices = {"load_device": cpu, "offload_device": cpu, "initial_device": cpu}
+    clip = comfy.sd.CLIP(target, model_options=SIZES | devices | {"dtype": dtype})
+    fill(clip.cond_stage_model, seed)
+    return clip
+
+
+def model_of(kind: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Build a MODEL that takes what a CLIP gives."""
+    with patch.dict(ZOO, {"sd3": SD3_OF_CLIPS}):
+        return build(KINDS[kind][0], dtype=dtype)[1]
+
+
+def linked_with(
+    kind: str, clip: Any = None, sampled: Any = None, dtype: torch.dtype = torch.float32, **settings: Any
+) -> BaseModelConfig:
+    """Link a tiny model and a CLIP of its kind, as Use Connected Model does."""
+    row = KINDS[kind][0]
+    live = LinkedModels(model_of(kind, dtype), clip or clip_of(kind, dtype), PooledVae(row), sampled)
+    return keep(BaseModelConfig(path=row, connected=ConnectedConfig(**settings)), live)
