@@ -39,6 +39,9 @@ class Passes:
     def __init__(self, kind, dtype=torch.float32, preset="full-lin"):
         model = linked_with(kind, dtype=dtype)
         self.base = base = source_of(model).outline()
+        own = base.wired.model.model.extra_conds
+        # Some MODELs put captions through layers of their own here.
+        base.wired.model.model.extra_conds = lambda **given: own(**given | {"cross_attn": given["cross_attn"] * 1.5})
         config = tiny_config(model, Path("none"), lora={"rank": 4, "alpha": 4.0, "preset": preset})
         self.network = build_network(base, config, {part.prefix: 1e-3 for part in base.parts})
         draws = torch.Generator().manual_seed(3)
