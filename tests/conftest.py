@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -233,3 +234,30 @@ def held(pictures, tmp_path_factory) -> Path:
     for path in pictures.glob("[01].*"):
         shutil.copy(path, folder)
     return folder
+
+
+STAND_INS = Path(__file__).parent / "stand_ins"  # libraries that people may install
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Return what gives the stand-in of a library by its name, fresh."""
+    from lora_atelier.trainer_core.outward import sender
+
+    names = {path.stem for path in STAND_INS.iterdir()}
+
+    def forgotten() -> dict[str, Any]:
+        known = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in names}
+        for name in known:
+            del sys.modules[name]
+        return known
+
+    real = forgotten()
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    monkeypatch.setattr(sender, "_last", {})
+    monkeypatch.setattr(sender, "problems", {})
+    yield import_module
+    if (apprise := sys.modules.get("apprise")) is not None:
+        apprise.release.set()
+    forgotten()
+    sys.modules.update(real)

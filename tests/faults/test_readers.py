@@ -71,6 +71,7 @@ KNOWN = {
     "trainer_core/models/files/tensors.py": {"hash_folder": "checkpoint"},
     "trainer_core/models/sd/folder.py": {"read_config": "prompt"},
     "trainer_core/models/sd/load.py": dict.fromkeys(("_load_file", "_load_folder"), "checkpoint"),
+    "trainer_core/outward/settings.py": {"read_outward": PERSON},
     "trainer_core/runs/asked.py": {"ask": OURS},
     "trainer_core/runs/catalogue.py": {"published_files": "run"},
     "trainer_core/runs/clean.py": {"clear": "save"},

@@ -80,6 +80,33 @@ def test_a_run_json_trains_the_same_run_elsewhere(first, tmp_path, capsys):
     assert (tmp_path / "out" / "atelier" / "logs" / first.run.name / "log.csv").is_file()
 
 
+def test_services_are_told_only_where_a_person_asks_for_it(copied, tmp_path, capsys, library):
+    apprise, trackio = library("apprise"), library("trackio")
+    secret = "discord://4711471147/tok_5e3cr3t-of-the-hook"
+    services = {"apprise": {"on": True, "secret": secret}, "trackio": {"on": True}}
+    file = tmp_path / "services.json"
+    file.write_text(json.dumps({"services": services, "events": ["start", "save", "end"]}), encoding="utf-8")
+    more = ["--set", "train.steps=6", "--device", "cpu", "--json"]
+    asked = ["train", str(copied), *more, "--notify", "--services", str(file)]
+    assert main(["train", str(copied), *more[:1], "train.steps=5", *more[2:], "--services", str(file)]) == 0
+    assert apprise.taken == trackio.taken == []
+    capsys.readouterr()
+    assert main(asked) == 0
+    told = events(capsys.readouterr().out)  # each line is JSON, whatever a library prints
+    steps = [(event["step"], event["loss"]) for event in told if event["event"] == "step"]
+    assert [each["body"].partition(",")[0] for each in apprise.taken] == [
+        "Training begins.",
+        "Finished after step 6 of 6",
+    ]
+    logged = [each for each in trackio.taken if each[0] == "log"]
+    assert [(step, numbers["loss"]) for _, numbers, step in logged] == steps and steps
+    assert trackio.taken[0][1]["config"]["train.steps"] == 6
+    output = [path for path in copied.parents[2].rglob("*") if path.is_file()]
+    assert not [path for path in output if b"tok_5e3cr3t" in path.read_bytes()]
+    assert main([*asked[:-1], str(tmp_path / "none.json")]) == 2
+    assert "There are no settings of services" in capsys.readouterr().err
+
+
 def test_a_runs_folder_is_reused_and_continued_where_it_lies(copied, capsys):
     assert main(["train", str(copied), "--device", "cpu"]) == 0
     assert f"Already trained in {copied.name}" in capsys.readouterr().out

@@ -16,7 +16,9 @@ from ..common.devices import fastest, kind_of
 from ..common.smooth import mean_loss
 from ..common.world import ALONE, ProcessFailed, World, joined, own_gpu
 from ..config import TrainConfig
+from ..outward import Outward, build_senders, read_outward, usual_file
 from ..runs.asked import Paused
+from ..runs.news import telling
 from ..train import train_lora
 from ..training.result import Result, describe_result
 from ..workflow.connecting import Load, connector
@@ -27,6 +29,7 @@ from ..workflow.write import workflow_of
 from .layout import Layout, layout
 from .terminal import Screen, TerminalProgress, stopping
 
+PATIENCE = 10.0  # seconds that the end waits for each service, before the process ends
 FAILED, WRONG, ASKED = 1, 2, 3
 STOPPED = 128  # and the number of the signal, as shells count
 EXIT_CODES = (
@@ -45,10 +48,11 @@ def main(arguments: Sequence[str], load: Load | None = None) -> int:
             with world.together():
                 run = on_this_machine(read_source(options, connect_by(options, load)), places_of(options))
                 places = layout(options.output, options.comfyui, options.run)
+                services = services_of(options)
                 device = device_of(options.device, world)
         except (OSError, ValueError, ProcessFailed) as error:
             return fail(screen, error, WRONG)
-        return train_run(run, places, device, screen, world)
+        return train_run(run, places, device, screen, world, services)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,6 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} train", description=text, epilog=EXIT_CODES)
     add_run(parser)
     parser.add_argument("--json", action="store_true", help="write an event in JSON per line, for programs")
+    parser.add_argument("--notify", action="store_true", help="tell the services that are on in ComfyUI's settings")
+    add_outward(parser, "with --notify")
     return parser
 
 
@@ -65,6 +71,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add_source(parser, "RUN", "the run: its folder, its run.json, a TOML of the same names, or a saved workflow")
     parser.add_argument("--output", type=Path, help="the output folder; by default the run's, ComfyUI's, or ./output")
     parser.add_argument("--device", default="", help="cuda, cuda:1, xpu, mps or cpu; by default the fastest there is")
+
+
+def add_outward(parser: argparse.ArgumentParser, when: str) -> None:
+    """Add what names the file of settings for services; when: it is read."""
+    parser.add_argument(
+        "--services", type=Path, metavar="FILE", help=f"{when}: the settings of services, by default ComfyUI's"
+    )
 
 
 def add_source(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
@@ -117,18 +130,39 @@ def device_of(name: str, world: World = ALONE) -> torch.device:
     return best
 
 
-def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen, world: World) -> int:
-    """Train a run and show it; return the exit status."""
-    progress, began = TerminalProgress(screen, run.models), time.monotonic()
+def services_of(options: argparse.Namespace) -> tuple[Outward, Path]:
+    """Read which services are told, and where their libraries write; none unless a person asks for it here."""
+    if not options.notify:
+        return Outward(), Path()
+    file = options.services or usual_file(options.comfyui)
+    if not file.is_file():
+        raise ValueError(f"There are no settings of services in {file}; name them by --services.")
+    return read_outward(file), file.parent
+
+
+def train_run(
+    run: RunFile,
+    places: Layout,
+    device: torch.device,
+    screen: Screen,
+    world: World,
+    services: tuple[Outward, Path] = (Outward(), Path()),
+) -> int:
+    """Train a run and show it; return the exit status. services: as `services_of` reads them."""
+    progress, began, (outward, folder) = TerminalProgress(screen, run.models), time.monotonic(), services
+    senders = build_senders(outward, folder) if world.leads else []
     try:
-        with stopping(screen) as stop:
+        with (
+            stopping(screen) as stop,
+            telling(progress.callbacks(stop), senders, run.name, PATIENCE, outward.secrets) as callbacks,
+        ):
             try:
                 result = train_lora(
                     run.config,
                     output_of(run, places),
                     places.cache,
                     device,
-                    progress.callbacks(stop),
+                    callbacks,
                     logs=places.logs,
                     embeddings=places.embeddings,
                     runs=places.runs,

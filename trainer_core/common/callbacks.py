@@ -60,6 +60,8 @@ class Callbacks:
     # Called once when a run resumes: (losses, losses of each concept, validation losses) so far.
     resumed: Callable[[Sequence[float], Mapping[str, Sequence[float]], Sequence[tuple[int, float]]], None] = _ignore
     samples: Callable[[int, Sequence[Path]], None] = _ignore  # (steps finished, pictures drawn then, at least one)
+    saved: Callable[[int], None] = _ignore  # (steps finished) once a save before the end is on the disk
+    best: Callable[[int, float], None] = _ignore  # (steps finished, validation loss) whenever it is the lowest so far
     # Called once after each step; returns the user's wishes since the last call: "stop" (end after this step and
     # save), "save", "sample".
     asked: Callable[[], Collection[str]] = _nothing

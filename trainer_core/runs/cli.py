@@ -1,4 +1,4 @@
-"""The command line for runs: list, show, verify, export, average and clean."""
+"""The command line for runs: list, show, verify, export, average, publish and clean."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 from ..common.command_line import PROGRAM, comfyui_around, run_command
 from ..common.wording import bytes_of, count
+from ..outward import Outward, read_outward, usual_file
+from .card import publish_at_hub
 from .catalogue import describe, list_runs, published_files, run_paths
 from .choose import finished_checkpoint
 from .clean import Clearable, clear, clearable, delete_run, old_leftovers
@@ -66,6 +68,17 @@ def build_parser() -> argparse.ArgumentParser:
         "--rank", type=int, default=0, help="with --seeds: of the result; 0: exact, ranks add up"
     )
     average_parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="the new .safetensors file")
+    publish_parser = command("publish", publish, "publish the LoRA of a save, with a card made from its run")
+    publish_parser.add_argument("run", metavar="RUN", help=name)
+    publish_parser.add_argument("--to", choices=["hub"], required=True, help="hub: the Hugging Face Hub")
+    publish_parser.add_argument("--repo", required=True, metavar="YOU/NAME", help="the repository, made if needed")
+    publish_parser.add_argument("--licence", required=True, help="as the hub names it: cc-by-4.0, openrail, other, …")
+    publish_parser.add_argument("--step", type=int, help="the save's step; by default the last one")
+    publish_parser.add_argument("--public", action="store_true", help="for all to see; by default for you alone")
+    publish_parser.add_argument("--no-samples", action="store_true", help="without pictures")
+    publish_parser.add_argument(
+        "--services", type=Path, metavar="FILE", help="the settings that hold your token; by default ComfyUI's"
+    )
     clean_parser = command("clean", clean, "list the parts of runs that are not needed, and delete them with --yes")
     clean_parser.add_argument("runs", metavar="RUN", nargs="*", help=f"{name}; by default all finished runs")
     more = clean_parser.add_mutually_exclusive_group()
@@ -183,6 +196,24 @@ def export(options: argparse.Namespace) -> int:
     checkpoint = save_to_export(run, options.step)
     for path in export_save(run, checkpoint, options.to, options.to.parent, overwrite=options.overwrite):
         tell(f"{path}  {bytes_of(path.stat().st_size)}, step {checkpoint.step} of {run.path.name}")
+    return 0
+
+
+def publish(options: argparse.Namespace) -> int:
+    """Publish the LoRA of a save at the hub, and print its address."""
+    run = open_run(find_run(options.folder, options.run))
+    file = options.services or (usual_file(around) if (around := comfyui_around()) else None)
+    outward = read_outward(file) if file else Outward()
+    address = publish_at_hub(
+        run,
+        save_to_export(run, options.step),
+        outward,
+        repository=options.repo,
+        licence=options.licence,
+        public=options.public,
+        samples=not options.no_samples,
+    )
+    tell(f"Published {'for all' if options.public else 'privately'}: {address}")
     return 0
 
 

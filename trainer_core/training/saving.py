@@ -17,6 +17,7 @@ from ..common.wording import count
 from ..config import MemoryConfig, run_again
 from ..data.plan import Plan
 from ..runs import Checkpoint
+from ..runs.news import FAILURES
 from ..runs.publish import Saved
 from .checkpoint import restore, state_of
 from .sample_files import draw_samples
@@ -152,6 +153,8 @@ def save(run: Run, *, stays: bool = False, at_end: bool = False, lora: bool = Tr
         run.folder.prune(1)  # may free enough room
         checkpoint = run.folder.save(run.at, write, stays=stays)
     run.record("saved", step=run.at)
+    if not at_end:
+        run.callbacks.saved(run.at)
     run.folder.prune(run.config.saves.keep_last)
     return checkpoint
 
@@ -171,9 +174,6 @@ def publish(run: Run, checkpoint: Checkpoint, kind: str = "") -> list[Saved]:
     """Copy a save's LoRA files to the destination; kind: as for `Destination.publish`."""
     saved, epoch = read_versions(checkpoint), run.plan.epochs_after(checkpoint.step)
     return run.destination.publish(run.folder, saved, checkpoint.step, epoch, kind, run.callbacks.note)
-
-
-FAILURES = (ValueError, TypeError, RuntimeError, OSError, MemoryError)  # what ends a run beside a person's wish
 
 
 def save_interrupted(run: Run, cause: BaseException) -> None:

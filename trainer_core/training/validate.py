@@ -127,10 +127,13 @@ def measure(run: Run) -> None:
             loss = validation_loss(run, run.reader(training=True))
             run.validation.append((at, loss))
             levels = level_losses(run, run.reader(training=True)) if config.train.validation_levels else {}
+            before = run.best
             if config.train.keeps_by:
                 run.best = better(run.best, run.validation, run.network)
         run.record("validation", step=at, loss=loss, **({"levels": levels} if levels else {}))
         callbacks.validation(at, loss)
+        if run.best is not before:
+            callbacks.best(at, loss)
         if levels:
             callbacks.validation_levels(at, levels)
     go_back(run)
