@@ -1,5 +1,6 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { showOutward } from "./outward.js";
 import { ask, make, makeButton } from "./parts.js";
 import { bytes, t, told } from "./words.js";
 
@@ -67,6 +68,14 @@ app.registerExtension({
       name: "Folders that workflows may read",
       tooltip: "Folders outside ComfyUI's own. The page asks when a workflow names another one.",
       type: showFolders,
+      defaultValue: "",
+    },
+    {
+      id: "Atelier.Outward",
+      category: ["LoRA Atelier", "Services outside", "Outward"],
+      name: "Who is told of runs",
+      tooltip: "Nothing goes out unless you switch it on here. Libraries that you install yourself carry it.",
+      type: showOutward,
       defaultValue: "",
     },
     {

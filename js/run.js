@@ -1,6 +1,7 @@
 import { app } from "../../scripts/app.js";
 import { RunGraph } from "./graph.js";
 import { noticeButton, watch } from "./notice.js";
+import { publish, publishedOf } from "./outward.js";
 import { WISHES, addressOf, ask, make, makeButton, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
 import { download, fork, loadWorkflow, readRun, resume, titleOf, useLora } from "./saves.js";
@@ -183,14 +184,17 @@ export class RunPage {
         async () => (await useLora(run, save.step)) && this.#read());
       const zips = makeButton(t("Zip"), t("Download this save's LoRA with settings and samples"),
         () => download(run, save.step));
-      acts.append(forks, copies, zips);
+      const shares = makeButton(t("Publish…"), t("Publish this LoRA at the Hugging Face Hub, with a card"),
+        () => publish(run, save.step, shares));
+      acts.append(forks, copies, zips, shares);
       forks.disabled = Boolean(save.problem) || !save.resumes;
-      copies.disabled = zips.disabled = !save.lora;
+      copies.disabled = zips.disabled = shares.disabled = !save.lora;
       const facts = [bytes(save.size), ...(save.written ? [day(save.written)] : []), ...notes], cell = make("div");
       cell.append(make("div", "", facts.join(" · ")), acts);
       return [step, cell];
     });
     box.append(table(rows), remove);
+    publishedOf(run.run).then((told) => told && box.append(told));
     remove.style.marginTop = "6px";
     return box;
   }

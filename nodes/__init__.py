@@ -26,6 +26,7 @@ from .memory import AtelierMemory
 from .merge import AtelierMergeLoras
 from .objective import AtelierObjective
 from .optimizer import AtelierOptimizer
+from .outward_routes import register_outward_routes
 from .pictures import AtelierPictures
 from .preview import AtelierDatasetPreview
 from .queue_routes import register_queue_routes
@@ -90,6 +91,7 @@ class AtelierExtension(ComfyExtension):
         register_assets()
         register_routes(NODES)
         register_run_routes()
+        register_outward_routes()
         register_queue_routes()
         register_import()
         failures.follow_prompts()

@@ -136,7 +136,7 @@ def live(path: Path, request: web.Request) -> web.Response:
 
 def workflow(path: Path, request: web.Request) -> web.Response:
     """Answer with {workflow: the one that trained the run}."""
-    found = _open(path).workflow()
+    found = opened(path).workflow()
     if found is None:
         raise Refused(say("This run keeps no workflow."), 404)
     return server.json_answer({"workflow": found})
@@ -147,7 +147,7 @@ def thumbnail(path: Path, request: web.Request) -> web.Response:
     from ..trainer_core.data.images import DECODER_ERRORS
     from ..trainer_core.runs import thumbnail_of
 
-    file = thumbnail_of(_open(path))
+    file = thumbnail_of(opened(path))
     if file is None:
         raise Refused("This run has no samples.", 404)
     changed, known = int(file.stat().st_mtime), request.if_modified_since
@@ -196,7 +196,7 @@ async def answer_export(request: web.Request) -> web.StreamResponse:
 def _pack(request: web.Request, file: Any) -> web.Response:
     from ..trainer_core.runs.export import save_to_export, write_archive
 
-    run, step = _open(find_run(request.match_info["run"])), request.match_info["step"]
+    run, step = opened(find_run(request.match_info["run"])), request.match_info["step"]
     if step != "last" and not (step.isdecimal() and len(step) <= 12):
         raise Refused("step must be a number, or last.", 400)
     name = write_archive(run, save_to_export(run, None if step == "last" else int(step)), file)
@@ -211,7 +211,7 @@ def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     """Ask {run, what: a word of SAID} of the process that trains the run, whichever it is, and say what it will do."""
     from ..trainer_core.runs import asked
 
-    what, run = question.get("what"), _open(path)
+    what, run = question.get("what"), opened(path)
     if not isinstance(what, str) or what not in asked.SAID:
         raise Refused(f"what must be one of {', '.join(asked.SAID)}.", 400)
     if not run.at_work():
@@ -227,7 +227,7 @@ def rename(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     """Give a run the title in {run, title}, "" for none, and say so."""
     if not isinstance(title := question.get("title"), str):
         raise Refused("title must be a text.", 400)
-    run = _open(path)
+    run = opened(path)
     run.rename(title)
     return {"said": say("The run is called {0} now.", run.title() or run.about["name"]), "title": run.title()}
 
@@ -237,12 +237,12 @@ def publish(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     from ..trainer_core.runs.export import export_save, save_to_export
     from ..trainer_core.runs.publish import remember_copies
 
-    step, name = _step(question.get("step")), question.get("name")
+    step, name = step_of(question.get("step")), question.get("name")
     if not isinstance(name, str):
         raise Refused("name must be a text.", 400)
     parts = split_name(name)
     to = folders.lora_file(plain_name(parts["file_name"]), plain_folder(parts["folder"]))
-    run = _open(path)
+    run = opened(path)
     copies = export_save(run, save_to_export(run, step), to, folders.embeddings_folder())
     remember_copies(run, copies)
     server.announce_lora()
@@ -265,15 +265,15 @@ def delete(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     _refuse_link(path)
     if RunFolder(path=path, about={}).at_work():
         raise Refused(say("This run is in training; delete it after that."))
-    run = None if steps is None else _open(path)
-    doomed = [] if run is None else saves_of(run, [_step(step) for step in steps or ()])
+    run = None if steps is None else opened(path)
+    doomed = [] if run is None else saves_of(run, [step_of(step) for step in steps or ()])
     size = size_of(path) if run is None else sum(each.size for each in doomed)
     if question.get("agreed") != size:
         return {"bytes": size, "kept": _kept(path), **_rest(run, {each.path for each in doomed})}
     if run is None:
         delete_run(path)
     else:
-        delete_saves(run, [_step(step) for step in steps or ()])
+        delete_saves(run, [step_of(step) for step in steps or ()])
     return {"said": say("Deleted; {0} are free again.", bytes_of(size))}
 
 
@@ -296,7 +296,7 @@ def _rest(run: Any, doomed: set[Path]) -> dict[str, Any]:
     return {"newest": True, "left": left[0] if left else None}
 
 
-def _open(path: Path) -> Any:
+def opened(path: Path) -> Any:
     """Open the run in a folder; a link to another folder is refused."""
     from ..trainer_core.runs import open_run
 
@@ -311,7 +311,7 @@ def _refuse_link(path: Path) -> None:
         raise Refused(f"{path.name} is a link to another folder; nothing is done there.")
 
 
-def _step(step: Any) -> int:
+def step_of(step: Any) -> int:
     if not is_count(step):
         raise Refused("step must be the step of a save.", 400)
     return step

@@ -23,7 +23,7 @@ from ..trainer_core.models import Chosen, Source
 from ..trainer_core.models.sd import detect_noise
 from ..trainer_core.preflight.outline import outline_run
 from ..trainer_core.workflow.settings import read_train
-from .comfyui import folders, kept, models, server, session
+from .comfyui import folders, kept, models, outward, server, session
 from .comfyui.progress import NodeProgress, address_of
 from .comfyui.sampling import Trained, remember_trained
 from .node import Node
@@ -97,11 +97,14 @@ class AtelierTrain(Node):
         began, draws = time.monotonic(), bool(config.sample.prompts)
         address = address_of(cls.hidden)
         with NodeProgress(address, output.stem) as progress:
-            with session.buttons_enabled(address.node, draws=draws) as buttons, kept.in_use():
+            with (
+                session.buttons_enabled(address.node, draws=draws) as buttons,
+                kept.in_use(),
+                outward.telling(progress.callbacks(buttons), output.stem) as callbacks,
+            ):
                 from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
                 from ..trainer_core.training.result import describe_result
 
-                callbacks = progress.callbacks(buttons)
                 model, clip, sample = output_models(config, base_model.source(), model, clip, callbacks)
                 with session.training_session() as device, session.saved_when_comfyui_ends():
                     result = train_lora(

@@ -38,6 +38,7 @@ SAFE = {  # modules of nodes/ and functions in them that touch the disk -> why n
     ("existing.py", "keep"): "the pack's own folder, and a name made of the content's digest",
     ("images.py", "save_pictures"): "the pack's own folder, and names made of numbers and the content's digest",
     ("importing.py", "_bring"): "a folder of this question, which goes with the answer, and plain names in it",
+    ("outward_routes.py", "is_installed"): "folders of Python's own path, and the name of a package that we know",
     ("run_routes.py", "_kept"): "files that a run itself has copied, compared with ComfyUI's own folders",
     ("run_routes.py", "answer_export"): "a nameless file in ComfyUI's folder of temporary files",
     ("run_routes.py", "drawn_small"): "a sample of a run, found by its listed name, no link",
