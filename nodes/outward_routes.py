@@ -83,7 +83,10 @@ def answer_change(_: web.Request, question: Any) -> web.Response:
         raise Refused("The question names no service, or what it has not.", 400)
     with outward.changing:
         known = outward.read()
-        outward.write(known.with_choice(service, **asked) if of_one else replace(known, **asked))
+        if isinstance(service, str) and of_one:
+            outward.write(known.with_choice(service, **asked))
+        else:
+            outward.write(replace(known, **asked))
     return server.json_answer({**shown(), "may_change": True})
 
 

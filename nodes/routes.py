@@ -348,8 +348,8 @@ def answer_new(question: Any) -> web.Response:
     except ValueError as problem:
         return server.json_answer({"error": str(problem)}, status=409)
     except OSError as problem:
-        told = "No folder could be made in ComfyUI's input folder ({0}); check its permissions and the disk."
-        return server.json_answer({"error": say(told, reason(problem))}, status=409)
+        sentence = f"No folder could be made in ComfyUI's input folder ({reason(problem)}); check it and the disk."
+        return server.json_answer({"error": sentence}, status=409)
 
 
 def answer_check(question: Any) -> web.Response:
