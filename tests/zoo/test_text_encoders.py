@@ -249,6 +249,11 @@ def test_what_cannot_be_trained_is_said(pictures):
     source_of(base).outline().host.check(configured(base, pictures, first))
     wired = source_of(base).outline().wired
     assert [encoder.prefix for encoder in wired.encoders] == ["lora_te1", "lora_te3"]
+    for encoder in wired.encoders:  # T5 calls its attention SelfAttention, and its MLP DenseReluDense
+        kinds = {layer.path.split(".")[-2]: layer.kind for layer in encoder.layers if layer.trainable}
+        assert set(kinds.values()) == {"attention", "mlp"} and "attention" in {
+            kinds.get(n) for n in ("self_attn", "SelfAttention")
+        }
     clip.patcher.load_device = torch.device("meta")
     refused(
         base, first, "^The linked CLIP computes on meta, and the MODEL on cpu, so its text encoders are not trained; "

@@ -21,6 +21,7 @@ from .names import WEIGHT
 
 NAMED = re.compile(r"(lora_te(\d?))_")  # starts of names in files; those with dots are no names of ours
 PRESETS: frozenset[str] = frozenset(preset for preset in get_args(Preset) if preset not in DENOISER_ONLY)
+ATTENDS = re.compile(r"attn|attention", re.I)  # in the path of a layer; the others of a block are its MLP's
 
 
 class ClipHandle(nn.Module):
@@ -98,6 +99,7 @@ def _layers(encoder: nn.Module, title: str, prefix: str, names: Mapping[str, Seq
                 presets=presets if trainable else frozenset(),
                 comfy=f"text_encoders.{title}.{path}",
                 aliases=tuple(flat_name(name) for name in known),
+                kind=("attention" if ATTENDS.search(short) else "mlp") if trainable else "",
             )
         )
     return layers
