@@ -78,7 +78,7 @@ class AtelierAverageSaves(Node):
         """Change with the saves of the run, or with the runs of other seeds."""
         if over == "seeds":
             found = folders.seeds_of(run, setting("average.run"))
-            return " ".join(f"{seed} {path} {path.stat().st_mtime_ns}" for seed, path in found)
+            return " ".join(f"{seed} {path} {folders.state_of(path)}" for seed, path in found)
         return " ".join(str(step) for step, _ in folders.saves_of(run, setting("average.run")))
 
     @classmethod

@@ -26,7 +26,8 @@ def gradients(run: Run, read: Callable[..., Any] | None = None) -> Passes:
     """Take the passes of the next step, and leave their gradients, unclipped, where the update would find them."""
     found: list[Passes] = []
 
-    def stop(_: Run, passes: Passes, __: Tensor) -> None:
+    def stop(_: Run, passes: Passes, __: Tensor, *, moves: bool) -> None:
+        del moves
         found.append(passes)
         raise Enough
 

@@ -115,7 +115,7 @@ def carry_out(
                     if checkpoint is not None:
                         resume_run(run, checkpoint)
                     else:
-                        calibrate(run, run.reader(training=True))
+                        calibrate(run)
                     train(run, ladder)
                 if not run.world.leads:
                     return None

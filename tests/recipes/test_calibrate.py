@@ -39,7 +39,7 @@ def set_up(config, folder, **lora):
     """Prepare a run with settings of LoRA Config, and look at its first batches."""
     made = prepared(config.replace(lora=config.lora.replace(**lora)), folder)
     with made.network.attached():
-        calibrate(made, made.reader(training=True))
+        calibrate(made)
     return made
 
 

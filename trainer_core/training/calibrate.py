@@ -29,7 +29,7 @@ GRADIENT_TURNS = 2  # for those of gradients, each with two backward passes
 MEASURED = ("eva", "lora_ga")  # of init
 
 
-def calibrate(run: Run, read: ReadConditioning) -> None:
+def calibrate(run: Run) -> None:
     """Begin the layers of a fresh run as its settings ask, by the first batches; the network is attached.
 
     A fresh network still changes nothing. All processes take what the first one has measured.
@@ -43,6 +43,7 @@ def calibrate(run: Run, read: ReadConditioning) -> None:
     if not layers or not (config.init in MEASURED or config.channel_scaling):
         return
     run.callbacks.phase(say("looking at the first batches"), 0, 1)
+    read = run.reader(training=True)
     compiled, run.programs.in_use = run.programs.in_use, False  # programs would keep what watches them
     try:
         if config.init == "eva":

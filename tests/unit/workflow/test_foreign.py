@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_atelier.trainer_core.commands import main
-from lora_atelier.trainer_core.commands.convert import LINKED
+from lora_atelier.trainer_core.commands.convert import linked
 from lora_atelier.trainer_core.config import SchedulerConfig
 from lora_atelier.trainer_core.workflow.connecting import connector
 from lora_atelier.trainer_core.workflow.foreign import (
@@ -720,7 +720,7 @@ def test_a_job_of_ai_toolkit_becomes_a_graph_with_comfyuis_loaders(tmp_path):
     assert "train.odd = 3" in found.report and "sample prompt --odd" in found.report and found.text == ""
     read = read_foreign(path)
     assert read.family == "flux" and read.models["diffusion_model"] == "black-forest-labs/FLUX.1-dev"
-    run = read_workflow(found.workflow, Folders(), "", lambda *_: LINKED).config
+    run = read_workflow(found.workflow, Folders(), "", linked).config
     assert (run.lora.rank, run.lora.alpha, run.train.steps, run.optimizer.ema_decay) == (16, 8, 2000, 0.99)
     assert run.dataset.concepts[0].resolutions == ("512", "768") and run.sample.prompts == ("a cat --ci x.png",)
 
