@@ -33,7 +33,7 @@ from .training.saving import Saving, disk_errors_explained, save, save_interrupt
 from .training.start import train_job
 from .training.state import Run
 from .training.step import Passes, StepNumbers, measured, micro_batches_of, parameters_of, report_step
-from .training.validate import check_prediction, measure, plateau_factor
+from .training.validate import check_prediction, fell, measure, plateau_factor
 
 
 @disk_errors_explained()
@@ -152,7 +152,8 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
     measure(run)
     while not run.finished:
         began, numbers = time.perf_counter(), None
-        if freeze_stopped(run.network, config, run.base, plan, run.at, stopped):
+        # Captions are kept once text encoders and words stopped; a plateau may bring other weights of these back.
+        if freeze_stopped(run.network, config, run.base, plan, run.at, stopped) or fell(run):
             read = run.reader(training=text_is_trained(run.network, config, run.base, stopped))
         # A function of the step and the measurements, so that a resumed run needs no state of a scheduler.
         factor = factor_on(run.curve, run.at, config.scheduler) * plateau_factor(run)

@@ -62,7 +62,7 @@ KNOWN = {
     "trainer_core/lora_files/read.py": {"_adapter": "LoRA"},
     "trainer_core/lora_files/write.py": {
         **dict.fromkeys(("_write_ordered", "save_embeddings", "verify_lora", "file_hashes"), OURS),
-        **dict.fromkeys(("copy_lora", "is_copy", "run_of"), "state of a save"),
+        **dict.fromkeys(("copy_lora", "has_layers", "is_copy", "run_of"), "state of a save"),
     },
     "trainer_core/models/__init__.py": {"source": NOT},
     "trainer_core/models/files/safetensors_file.py": dict.fromkeys(

@@ -30,7 +30,7 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.objective.path import Mix
 from lora_atelier.trainer_core.runs import open_run
 from lora_atelier.trainer_core.runs.catalogue import describe_in_detail
-from lora_atelier.trainer_core.training import validate
+from lora_atelier.trainer_core.training import state, validate
 from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.validate import without_improvement
 
@@ -117,6 +117,22 @@ def test_the_rate_falls_by_plateaus_and_the_run_goes_on_from_its_best_weights(co
         result = run(change(config, train={"plateau_roll_back": back}, scheduler=curve), tmp_path / str(back), cache)
         found[back] = (load_file(result.path), load_file(result.others[0]))
     assert equal(*found[True]) and equal(found[True][0], found[False][0]) and not equal(*found[False])
+
+
+def test_what_a_plateau_brings_back_of_a_text_encoder_is_read_anew(config, tmp_path, cache, monkeypatch):
+    """It stopped after step 3, its best weights are those of step 2, and encoded captions were kept since the stop."""
+    texts = {"text_encoder_learning_rate": 0.01, "text_encoder_stop": 3, "stop_unit": "steps"}
+    train = {"steps": 6, "validate_every": 1, "plateau_patience": 2}
+    find(monkeypatch, 0.9, 0.7, 0.5, 0.6, 0.5, 0.55, 0.9)
+    calls, original = [], state.text_reader
+
+    def reader(*args, training):
+        calls.append(training)
+        return original(*args, training=training)
+
+    monkeypatch.setattr(state, "text_reader", reader)
+    run(change(config, train=train, optimizer=texts), tmp_path, cache)
+    assert calls.count(False) == 2  # once they stopped, and after the plateau
 
 
 @pytest.mark.parametrize(

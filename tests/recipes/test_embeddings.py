@@ -1,6 +1,8 @@
 """Words that are learned together with a LoRA: repeatable, from the cache where they can be, saved whatever happens."""
 
+import io
 import math
+import zipfile
 
 import pytest
 import torch
@@ -23,6 +25,9 @@ from lora_atelier.trainer_core.config import (
     SampleConfig,
 )
 from lora_atelier.trainer_core.models.sd import load_base_model
+from lora_atelier.trainer_core.runs.card import published_files_of
+from lora_atelier.trainer_core.runs.export import save_to_export, write_archive
+from lora_atelier.trainer_core.runs.folder import open_run
 from lora_atelier.trainer_core.training import state
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
@@ -225,6 +230,16 @@ def test_a_word_is_trained_alone(config, tmp_path, precision):
         vectors(result)["emb_params"], begun(config).expand(3, -1)
     )
     assert result.effect.startswith("The embedding changes a prediction by ")
+    folder = open_run(result.run)
+    checkpoint, packed = save_to_export(folder, None), io.BytesIO()
+    write_archive(folder, checkpoint, packed)
+    with zipfile.ZipFile(packed) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".safetensors"))
+    assert "embeddings/" in name
+    published = published_files_of(folder, checkpoint, licence="mit", samples=False)
+    (name,) = (name for name in published if name.endswith(".safetensors"))
+    card = published["README.md"].decode()
+    assert name.startswith("embeddings/") and "An embedding, trained" in card and "models/loras" not in card
     untrained = run_words(
         alone(config, train={"steps": 1}, lora={"embeddings": (THING.replace(learning_rate=1e-8),)}), tmp_path
     )

@@ -78,7 +78,8 @@ def objective_remarks(config: RunConfig, noise: NoiseModel, family: LevelDefault
             "loss_on x0 measures the loss on clean latents, for diagnosis: compare the numbers with other such runs "
             "only. Mostly the noisiest timesteps are trained."
         )
-    if objective.stratified_timesteps and train.batch_size * train.accumulate == 1:
+    largest = max([train.batch_size, *(each.batch_size for each in config.dataset.concepts)])
+    if objective.stratified_timesteps and largest * train.accumulate == 1:
         sentences.append(
             "stratified_timesteps has no effect on one sample a step; raise batch_size or "
             f"{setting('train.accumulate')}."

@@ -41,6 +41,8 @@ def upload(files: Mapping[str, Path | bytes], repository: str, *, public: bool, 
     if known is not None:
         if not public and not known.private:
             raise ValueError(f"{repository} exists and is public; choose another name, or publish it for all.")
+        if public and known.private:
+            raise ValueError(f"{repository} exists and is private; choose another name, or change that at the hub.")
         names = {each.rfilename for each in known.siblings or ()}
         if "README.md" in names and TAG not in (known.tags or ()):
             raise ValueError(f"{repository} holds something that LoRA Atelier did not publish; choose another name.")

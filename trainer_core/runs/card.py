@@ -17,6 +17,7 @@ from .export import LONGEST_TITLE, sound_files
 from .folder import Checkpoint, RunFolder
 
 MOST_SAMPLES = 12  # pictures on a card
+WORDS = "embeddings/"  # the folder of trained words
 MOST_WORDS = 32  # trigger words on a card
 _PREFIX = re.compile(r"dataset\.concepts\.\d+\.captions\.prefix")
 _TOKEN = re.compile(r"lora\.embeddings\.\d+\.token")
@@ -29,14 +30,18 @@ def published_files_of(
 
     samples: whether the pictures of the newest step up to the save go along. Raises ValueError for a damaged save.
     """
+    from ..lora_files.write import has_layers  # here, so that other commands need not wait for torch
+
     name = re.sub(r"[^A-Za-z0-9.-]+", "_", title_of(run)).strip("._")[:LONGEST_TITLE] or "lora"
     files: dict[str, Path | bytes] = {}
     for ending, lora, words in sound_files(run, checkpoint):
-        files[f"{name}{ending}.safetensors"] = lora
-        files |= {f"embeddings/{name}{ending}-{token}.safetensors": word for token, word in words.items()}
+        if has_layers(lora) or not words:
+            files[f"{name}{ending}.safetensors"] = lora
+        files |= {f"{WORDS}{name}{ending}-{token}.safetensors": word for token, word in words.items()}
+    main = next(iter(files))  # the LoRA, or the first word where words were trained alone
     pictures = _pictures(run, checkpoint.step) if samples else []
     files |= {f"samples/{path.name}": path for path in pictures}
-    return {"README.md": card(run, checkpoint, licence, pictures, f"{name}.safetensors").encode(), **files}
+    return {"README.md": card(run, checkpoint, licence, pictures, main).encode(), **files}
 
 
 def publish_at_hub(
@@ -78,13 +83,20 @@ def trigger_words(run: RunFolder, settings: Mapping[str, Any]) -> list[str]:
 
 
 def card(run: RunFolder, checkpoint: Checkpoint, licence: str, pictures: list[Path], file: str) -> str:
-    """Write the card of a LoRA as Markdown, with the head that the hub reads; file: its name."""
+    """Write the card of a LoRA, or of a word, as Markdown, with the head that the hub reads; file: its name."""
+    word = file.startswith(WORDS)
+    what, tag = ("An embedding", "textual_inversion") if word else ("A LoRA", "lora")
+    use = f"Copy `{file}` into ComfyUI's `models/loras` and load it with *Load LoRA*."
+    if word:
+        plain = file.removeprefix(WORDS)
+        name = plain.removesuffix(".safetensors")
+        use = f"Copy `{plain}` into ComfyUI's `models/embeddings` and write `embedding:{name}` into a prompt."
     settings, title = settings_of(run), title_of(run)
     words = trigger_words(run, settings)
     about = describe_in_detail(run.path)
     prompts = about.get("prompts") or []
     shown = [(picture, _prompt_of(picture, prompts)) for picture in pictures]
-    head = ["---", f"license: {licence}", "tags:", f"- {TAG}", "- lora", "- text-to-image", "- comfyui"]
+    head = ["---", f"license: {licence}", "tags:", f"- {TAG}", f"- {tag}", "- text-to-image", "- comfyui"]
     if words:
         head.append(f"instance_prompt: {_quoted(', '.join(words))}")
     if shown:
@@ -100,9 +112,9 @@ def card(run: RunFolder, checkpoint: Checkpoint, licence: str, pictures: list[Pa
         f"- {about['loss_words']}" if about["loss_words"] and checkpoint.step == about["step"] else "",
     ]
     body = [
-        "", f"# {_plain(title)}", "", "A LoRA, trained by [LoRA Atelier](https://github.com/lora-atelier/lora-atelier).",
+        "", f"# {_plain(title)}", "", f"{what}, trained by [LoRA Atelier](https://github.com/lora-atelier/lora-atelier).",
         "", *filter(None, facts), "",
-        f"Copy `{file}` into ComfyUI's `models/loras` and load it with *Load LoRA*.", "",
+        use, "",
     ]  # fmt: skip
     if shown:
         body += ["## Samples", ""]

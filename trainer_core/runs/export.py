@@ -89,9 +89,14 @@ def _apart_from_seed(run: RunFolder) -> tuple[int, Any]:
     train = config.get("train")
     if not is_words(inputs) or not inputs or not is_object(train) or not isinstance(train.get("seed"), int):
         return 0, None
+    try:
+        known = TrainConfig.from_dict(train)  # one of an earlier version may lack settings
+    except ValueError:
+        return 0, None
     parts = {name: digest for name, digest in inputs.items() if name != "train"}
-    counted = {each.name for each in dataclasses.fields(TrainConfig) if decides(each) != "nothing"} - {"seed"}
-    return train["seed"], (parts, {name: value for name, value in train.items() if name in counted})
+    left = {"seed"} if known.keeps_by else {"seed", "validate_every"}  # measuring alone changes nothing
+    counted = {each.name for each in dataclasses.fields(TrainConfig) if decides(each) != "nothing"} - left
+    return known.seed, (parts, {name: value for name, value in known.to_dict().items() if name in counted})
 
 
 def export_save(
@@ -132,8 +137,10 @@ def write_archive(run: RunFolder, checkpoint: Checkpoint, file: IO[bytes]) -> st
 
     Nothing in it names a place of this machine. Raises ValueError for a damaged save, and OSError of the disk.
     """
+    from ..lora_files.write import has_layers  # here, so that other commands need not wait for torch
+
     files = sound_files(run, checkpoint)
-    endings = [(ending, lora, "") for ending, lora, _ in files]
+    endings = [(ending, lora, "") for ending, lora, words in files if has_layers(lora) or not words]
     endings += [
         (f"{ending}-{token}", word, "embeddings/") for ending, _, words in files for token, word in words.items()
     ]

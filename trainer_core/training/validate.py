@@ -84,13 +84,18 @@ def plateau_factor(run: Run) -> float:
     return run.config.train.plateau_factor ** len(falls(run.config.train, run.validation))
 
 
+def fell(run: Run) -> bool:
+    """Tell whether the rate fell by plateau at the last measurement, which may have brought earlier weights back."""
+    return run.at in falls(run.config.train, run.validation)
+
+
 def go_back(run: Run) -> None:
     """Tell of a fall of the rate after the last measurement, and go on from the best weights if that is wanted.
 
     The optimizer's memory stays. Once more at the same step it changes nothing, as in a run that resumes there.
     """
     train, at = run.config.train, run.at
-    if not 0 < at < run.plan.steps or at not in falls(train, run.validation):
+    if not 0 < at < run.plan.steps or not fell(run):
         return
     where = ""
     if train.plateau_roll_back and run.best is not None:
