@@ -367,40 +367,30 @@ a macro photo of a mechanical watch"""
 def adapter(graph: Graph, model: File, text: File, kind: str, vae: File) -> dict[str, Any]:
     """Write the workflow that trains a LoRA on a distilled model's own pictures, to lie beneath others in training."""
     loaded_vae = graph.add("VAELoader", (0, 0), (300, 58), models=[vae], **{"0": vae.name})
-    clip = graph.add("CLIPLoader", (0, 130), (300, 106), models=[text], **{"0": text.name, "1": kind})
-    unet = graph.add("UNETLoader", (0, 310), (300, 82), models=[model], **{"0": model.name})
+    clip = graph.add("CLIPLoader", (0, 130), (300, 130), models=[text], **{"0": text.name, "1": kind})
+    unet = graph.add("UNETLoader", (0, 330), (300, 82), models=[model], **{"0": model.name})
     loaded = {"model": (unet, "MODEL"), "clip": (clip, "CLIP"), "vae": (loaded_vae, "VAE")}
-    base = graph.add("AtelierConnectModel", (0, 470), (300, 200), linked=loaded, train_distilled=True)
+    base = graph.add("AtelierConnectModel", (360, 0), (300, 200), linked=loaded, train_distilled=True)
     drawn = graph.add(
         "AtelierDrawnPictures",
-        (360, 0),
-        (330, 620),
+        (360, 230),
+        (300, 620),
         linked=loaded,
         **{"of": "prompts", "of.prompt": SUBJECTS},
         pictures=20,
         role="train",
     )
-    trained = graph.add(
+    graph.add(
         "AtelierTrain",
-        (750, 0),
+        (720, 0),
         (380, 600),
         linked={"base_model": (base, "BASE_MODEL"), "dataset": (drawn, "DATASET")},
         name="training_adapter",
         steps=3000,
     )
-    sample = graph.add(
-        "AtelierSample",
-        (1190, 0),
-        (330, 420),
-        linked={"model": (trained, "MODEL"), "clip": (trained, "CLIP"), "vae": (loaded_vae, "VAE")},
-        prompt="portrait photo of an old fisherman, soft window light",
-        steps=25,
-        cfg=3.0,
-    )
-    graph.add("SaveImage", (1190, 500), (330, 300), linked={"images": (sample, "IMAGE")}, **{"0": "atelier/adapter"})
     graph.note(
-        (360, 690),
-        (770, 160),
+        (0, 490),
+        (300, 360),
         "A **training adapter** lets a distilled model (Turbo, Lightning) learn without losing its few steps.\n\n1. "
         "Choose the files in the three loaders, and press **Run**. The model draws 480 pictures, and the adapter is "
         "trained on them: it learns nothing but to take many steps.\n2. For your own LoRA choose *training_adapter* in "
