@@ -73,7 +73,7 @@ app.registerExtension({
     {
       id: "Atelier.Outward",
       category: ["LoRA Atelier", "Services outside", "Outward"],
-      name: "Who is told of runs",
+      name: "Who hears of runs",
       tooltip: "Nothing goes out unless you switch it on here. Libraries that you install yourself carry it.",
       type: showOutward,
       defaultValue: "",

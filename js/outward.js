@@ -3,7 +3,7 @@ import { addressOf, ask, make, makeButton, toast } from "./parts.js";
 import { openPopup, placePopup, closePopup } from "./popup.js";
 import { t, told } from "./words.js";
 
-// Services outside: who is told of runs, and where a LoRA is published. Tokens go to the server and never come back.
+// Services outside: who hears of runs, and where a LoRA is published. Tokens go to the server and never come back.
 
 /** @typedef {{ name: string, tells: boolean, on: boolean, kept: boolean, secret: string, project: string | null,
  *   installed: boolean, problem: any }} Service */

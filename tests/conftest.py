@@ -241,7 +241,7 @@ STAND_INS = Path(__file__).parent / "stand_ins"  # libraries that people may ins
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Return what gives the stand-in of a library by its name, fresh."""
+    """Give a fresh stand-in of a library by its name."""
     from lora_atelier.trainer_core.outward import sender
 
     names = {path.stem for path in STAND_INS.iterdir()}

@@ -1,4 +1,4 @@
-"""What a person switched on at this ComfyUI: services that are told of runs, and LoRAs that are published."""
+"""What a person switched on at this ComfyUI: services that hear of runs, and LoRAs that are published."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def device_of(name: str, world: World = ALONE) -> torch.device:
 
 
 def services_of(options: argparse.Namespace) -> tuple[Outward, Path]:
-    """Read which services are told, and where their libraries write; none unless a person asks for it here."""
+    """Read which services hear of runs, and where their libraries write; none unless a person asks for it here."""
     if not options.notify:
         return Outward(), Path()
     file = options.services or usual_file(options.comfyui)

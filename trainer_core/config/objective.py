@@ -329,8 +329,8 @@ class ObjectiveConfig(Config):
     )
     mixflow: float = row(
         0.0,
-        "For flow models, against their own errors while sampling: the model sees a picture that is noisier than it "
-        "is told, by up to this share of the way to pure noise. 0.8 as published, with timestep_distribution beta, "
+        "For flow models, against their own errors while sampling: the model sees a picture that is noisier than its "
+        "level says, by up to this share of the way to pure noise. 0.8 as published, with timestep_distribution beta, "
         "beta_a 1 and beta_b 2. 0 (default) = off.",
         span=(0, 1, 0.1),
         advanced=True,

@@ -148,7 +148,7 @@ class Objective:
         )
 
     def _input(self, batch: Batch, mix: Mix) -> Mix:
-        """Compute the coefficients of what the model sees: with mixflow noisier than the levels that it is told."""
+        """Compute the coefficients of what the model sees: with mixflow noisier than its levels say."""
         most, index = self.config.mixflow, batch.index.micro_batch
         if not most:
             return mix

@@ -1,4 +1,4 @@
-"""What is told of a run: who it is, and what has happened."""
+"""What services hear of a run: who it is, and what has happened."""
 
 from __future__ import annotations
 

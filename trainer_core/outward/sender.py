@@ -20,7 +20,7 @@ MOST_FAILURES = 3  # one after another, after which a service is left alone
 
 
 class Service(Protocol):
-    """A library that is told of runs."""
+    """A library that hears of runs."""
 
     name: str  # of its package
     tracks: bool  # it draws curves of all steps; else it gets what a person wants to read
@@ -77,7 +77,7 @@ class Sender:
             self._thread.start()
         if self.hangs():
             self._leave(
-                f"{name} has not answered for {count(round(HANGS), 'second')}; it is told nothing more of this run, "
+                f"{name} has not answered for {count(round(HANGS), 'second')}; it hears nothing more of this run, "
                 "whose training is not affected."
             )
             return
@@ -146,9 +146,7 @@ class Sender:
             call()
         self._busy = None
         if attempt.problem and not self._told:
-            self._say(
-                f"{self.service.name} could not be told of the run: {attempt.problem}. The training is not affected."
-            )
+            self._say(f"{self.service.name} did not hear of the run: {attempt.problem}. The training is not affected.")
         return not attempt.problem
 
     def _next(self) -> list[Event] | None:

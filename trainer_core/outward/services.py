@@ -1,4 +1,4 @@
-"""The services, a row each: how each library is told of a run. Each is imported when it is first needed."""
+"""The services, a row each: how each library hears of a run. Each is imported when it is first needed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Trackio:
         self._library: Any = None
 
     def begin(self, about: About) -> None:
-        """Open the run, or one that was told of before."""
+        """Open the run, or one that it knows from before."""
         with contextlib.redirect_stdout(sys.stderr):  # it greets; a shell's output is for the run's events
             try:
                 import trackio
@@ -83,10 +83,7 @@ class Trackio:
     def take(self, events: Sequence[Event]) -> None:
         """Log numbers and pictures."""
         for event in events:
-            values: dict[str, Any] = dict(event.values)
-            if self._pictures:
-                values |= {_named(path): self._library.Image(str(path)) for path in event.pictures}
-            if values:
+            if values := _logged(event, self._library.Image if self._pictures else None):
                 self._library.log(values, step=event.step)
 
     def end(self, failed: bool) -> None:
@@ -106,7 +103,7 @@ class Wandb:
         self._run: Any = None
 
     def begin(self, about: About) -> None:
-        """Open the run, or one that was told of before."""
+        """Open the run, or one that it knows from before."""
         try:
             import wandb
         except ImportError as error:
@@ -130,10 +127,7 @@ class Wandb:
     def take(self, events: Sequence[Event]) -> None:
         """Log numbers and pictures."""
         for event in events:
-            values: dict[str, Any] = dict(event.values)
-            if self._pictures:
-                values |= {_named(path): self._library.Image(str(path)) for path in event.pictures}
-            if values:
+            if values := _logged(event, self._library.Image if self._pictures else None):
                 self._run.log(values, step=event.step)
 
     def end(self, failed: bool) -> None:
@@ -152,7 +146,7 @@ class Mlflow:
         self._id = ""
 
     def begin(self, about: About) -> None:
-        """Open the run, or one that was told of before."""
+        """Open the run, or one that it knows from before."""
         try:
             from mlflow.entities import Metric, Param
             from mlflow.tracking import MlflowClient
@@ -193,7 +187,7 @@ class Mlflow:
 
 
 class ServiceRow(NamedTuple):
-    """What the settings show of a service; huggingface_hub is told nothing of a run, and publishes LoRAs."""
+    """What the settings show of a service; huggingface_hub hears nothing of a run, and publishes LoRAs."""
 
     build: Callable[[ServiceSettings, bool, Path], Service] | None
     secret: str  # what its secret is; "" where it has none
@@ -228,6 +222,12 @@ def deliver(outward: Outward, text: str) -> None:
 def finite_only(values: Mapping[str, float | None]) -> dict[str, float]:
     """Leave out numbers that no curve can show."""
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _logged(event: Event, image: Callable[[str], Any] | None) -> dict[str, Any]:
+    """Collect the numbers of an event, and its pictures where a library's class of pictures is given."""
+    pictures = {_named(path): image(str(path)) for path in event.pictures} if image else {}
+    return {**event.values, **pictures}
 
 
 def _named(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The one file that says what is told to whom. Only its owner can read it, as it holds tokens."""
+"""The one file that says who hears what. Only its owner can read it, as it holds tokens."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ LONGEST = 500  # characters of an error
 def telling(
     callbacks: Callbacks, senders: Sequence[Sender], name: str, patience: float, secrets: Sequence[str] = ()
 ) -> Iterator[Callbacks]:
-    """Yield callbacks that also tell services of a run; how the `with` block ends is told, too.
+    """Yield callbacks that also tell services of a run; they hear how the `with` block ends, too.
 
-    patience: seconds that the end waits for each service. secrets: which no error that is told may hold.
+    patience: seconds that the end waits for each service. secrets: which no error that they hear may hold.
     """
     if not senders:
         yield callbacks
@@ -48,7 +48,7 @@ def telling(
 
 
 class _News:
-    """What is told of one run."""
+    """What services hear of one run."""
 
     def __init__(self, callbacks: Callbacks, senders: Sequence[Sender], name: str) -> None:
         self._callbacks, self._senders = callbacks, senders

@@ -8,7 +8,7 @@ runs: list[SimpleNamespace] = []
 
 
 class MlflowClient:
-    """Takes what is told of runs."""
+    """Takes the news of runs."""
 
     def __init__(self, tracking_uri: str | None) -> None:
         taken.append(("client", tracking_uri))

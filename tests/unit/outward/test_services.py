@@ -1,4 +1,4 @@
-"""Services are told of a run in a thread of their own: in order, once, and at no cost where they hang or fail."""
+"""Services hear of a run in a thread of their own: in order, once, and at no cost where they hang or fail."""
 
 import logging
 import stat
@@ -79,7 +79,7 @@ def test_a_library_that_is_absent_costs_one_note(library, monkeypatch):
         monkeypatch.setitem(sys.modules, service, None)
         notes = told(service, *[Event(kind="start", text="on")] * 3, secret=ADDRESS)
         assert notes == [
-            f"{service} could not be told of the run: the package {service} is not installed; install it with "
+            f"{service} did not hear of the run: the package {service} is not installed; install it with "
             f"ComfyUI's Python, or turn {service} off. The training is not affected."
         ]
 
@@ -132,7 +132,7 @@ def test_a_service_that_hangs_costs_a_note_and_no_step(library):
     for _ in range(3):
         first.put(ABOUT, Event(kind="save", text="later"))
     assert first.close(0) == [
-        "apprise has not answered for 60 seconds; it is told nothing more of this run, whose training is not affected."
+        "apprise has not answered for 60 seconds; it hears nothing more of this run, whose training is not affected."
     ]
     assert not first._waiting
     second = sender_of("apprise", lambda: now[0], secret=ADDRESS)
@@ -155,7 +155,7 @@ def test_a_service_that_fails_costs_one_note(library):
         tells.put(ABOUT, Event(kind="save", text=f"{number}"))
         wait_for(lambda: not tells._waiting and (tells._busy is None or tells._left))
     assert tells.close(PATIENCE) == [
-        "apprise could not be told of the run: an address did not take a message; check the addresses. The training is "
+        "apprise did not hear of the run: an address did not take a message; check the addresses. The training is "
         "not affected."
     ]
     assert 3 <= len(apprise.taken) < 8  # after three failures it is left alone

@@ -1,4 +1,4 @@
-"""What services are told of a run, and the card with which a LoRA is published."""
+"""What services hear of a run, and the card with which a LoRA is published."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ TOKEN = "hf_5e3cr3t-of-the-hub"
 
 
 class Heard:
-    """A service that keeps what it is told."""
+    """A service that keeps what it hears."""
 
     def __init__(self, tracks: bool) -> None:
         self.name, self.tracks = "a tracker" if tracks else "messages", tracks
