@@ -10,7 +10,7 @@ from prompts import DYNAMIC_COMBO, NOTES, is_widget, take_widgets, to_prompt
 from toy_workflows import on_toy_models, shorten
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import FLOW, QUICKSTART, ROOT, START, TINY_BASE, TOUR
+from lora_atelier.dev import FLOW, QUICKSTART, ROOT, START, TINY_BASE, TINY_FLOW, TOUR
 
 FOLDERS = {
     "AtelierLoadBaseModel": "checkpoints",
@@ -22,6 +22,7 @@ FOLDERS = {
 SHIPPED = sorted((ROOT / "workflows").glob("*.json"))
 WORKFLOWS = [*SHIPPED, TOUR, FLOW]
 SHARE = next(path for path in SHIPPED if "share" in path.stem)
+ADAPTER = next(path for path in SHIPPED if "adapter" in path.stem)
 FAMILIES = [path for path in SHIPPED if path.stem[0] in "345679"]
 OF_THE_MACHINE = (
     "checkpoint",
@@ -150,7 +151,12 @@ def test_a_workflow_of_the_toy_model_leads_to_pictures(comfy: ComfyClient, path:
 
 
 @pytest.mark.parametrize(
-    "path", [each if each.stem[0] in "369" else pytest.param(each, marks=pytest.mark.thorough) for each in FAMILIES]
+    "path",
+    [
+        each if each.stem[0] in "36" else pytest.param(each, marks=pytest.mark.thorough)
+        for each in FAMILIES
+        if each != ADAPTER
+    ],
 )
 def test_a_workflow_of_a_family_leads_to_a_picture(comfy: ComfyClient, pictures: Path, path: Path) -> None:
     """On the toy models, and with few steps; what is left open is what suits them."""
@@ -158,7 +164,6 @@ def test_a_workflow_of_a_family_leads_to_a_picture(comfy: ComfyClient, pictures:
     shorten(
         prompt,
         AtelierConceptDataset={"folder": pictures.name},
-        AtelierDrawnPictures={"of.prompt": "a red circle", "pictures": 2, "width": 64, "height": 64, "steps": 2},
         AtelierTrain={"name": pictures.name, "steps": 2, "resolution": 64},
         AtelierSample={"width": 64, "height": 64, "steps": 2, "hires.steps": 2},
     )
@@ -167,6 +172,20 @@ def test_a_workflow_of_a_family_leads_to_a_picture(comfy: ComfyClient, pictures:
     (shown,) = [key for key, node in prompt.items() if node["class_type"] == "SaveImage"]
     (picture, *_) = comfy.images(result, shown)
     assert len(picture.convert("L").getcolors(256)) > 8
+
+
+@pytest.mark.skipif(not TINY_FLOW.exists(), reason="needs the tiny flow model")
+def test_a_training_adapter_is_made_of_pictures_that_its_model_draws(comfy: ComfyClient, server: ComfyServer) -> None:
+    prompt = to_prompt(on_toy_models(ADAPTER), comfy.object_info())
+    shorten(
+        prompt,
+        AtelierDrawnPictures={"of.prompt": "a red circle", "pictures": 2, "width": 64, "height": 64, "steps": 2},
+        AtelierTrain={"name": "adapter_of_two", "steps": 2, "resolution": 64},
+    )
+    result = comfy.queue(prompt)
+    assert result.ok, result.error
+    (made,) = (server.base / "models" / "loras").rglob("adapter_of_two*.safetensors")
+    assert metadata_in(made)["ss_num_train_images"] == "2"
 
 
 @pytest.mark.parametrize("path", FAMILIES, ids=lambda path: path.stem)
