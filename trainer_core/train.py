@@ -23,9 +23,8 @@ from .runs import Checkpoint
 from .runs.asked import Paused
 from .runs.publish import Destination
 from .training.batch import ReadConditioning, read_batch
-from .training.calibrate import calibrate
 from .training.conditioning import freeze_stopped, text_is_trained
-from .training.guard import Guard
+from .training.guard import Guard, calibrate_guarded
 from .training.job import Job
 from .training.prepare import apply_memory, resume_run
 from .training.result import Result, finish
@@ -115,7 +114,7 @@ def carry_out(
                     if checkpoint is not None:
                         resume_run(run, checkpoint)
                     else:
-                        calibrate(run)
+                        calibrate_guarded(run, ladder)
                     train(run, ladder)
                 if not run.world.leads:
                     return None

@@ -10,9 +10,12 @@ from tiny_runs import run, tiny_config
 from toy_layers import LAYERS, one_layer
 
 from lora_atelier.trainer_core.common.axes import convolve
+from lora_atelier.trainer_core.common.wording import count
+from lora_atelier.trainer_core.objective import Pass
 from lora_atelier.trainer_core.training import calibrate as looking
 from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.calibrate import calibrate, covariance_product, right_vectors
+from lora_atelier.trainer_core.training.guard import calibrate_guarded
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
 BATCHES = 2
@@ -130,6 +133,60 @@ def test_lora_ga_begins_along_the_first_gradients_and_changes_nothing(config, tm
         for each in (right, left.t()):
             torch.testing.assert_close(each @ each.t(), torch.eye(rank, dtype=torch.float64), atol=1e-4, rtol=0)
         assert not layer.down.any() and not layer.up.any() and not layer.delta_weight().any()
+
+
+@pytest.mark.parametrize(
+    ("lora", "work", "failing"),
+    [
+        ({"init": "lora_ga"}, "predict", (3, 8)),
+        pytest.param(
+            {"init": "eva", "channel_scaling": True}, "without_gradients", (3, 17), marks=pytest.mark.thorough
+        ),
+    ],
+    ids=["lora_ga", "eva"],
+)
+def test_where_memory_runs_out_the_first_batches_are_read_again_with_less(
+    config, tmp_path, lora, work, failing, monkeypatch
+):
+    monkeypatch.setattr(looking, "GRADIENT_TURNS", 2)
+    whole = set_up(config, tmp_path / "whole", **lora)
+    notes: list[str] = []
+    made = prepared(config.replace(lora=config.lora.replace(**lora)), tmp_path, note=notes.append)
+    original, calls = getattr(Pass, work), []
+
+    def fails(self):
+        calls.append(self.index)
+        if len(calls) in failing:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return original(self)
+
+    monkeypatch.setattr(Pass, work, fails)
+    ladder = [config.memory.replace(checkpointing=level) for level in ("0", "1", "2")]
+    with made.network.attached():
+        with pytest.raises(torch.cuda.OutOfMemoryError):  # again: settings are lowered once, as in a step
+            calibrate_guarded(made, ladder)
+        assert [each.checkpointing for each in ladder] == ["1", "2"] and made.memory == ladder[0]
+        monkeypatch.setattr(Pass, work, original)
+        calibrate_guarded(made, ladder)
+    assert len(ladder) == 2
+    assert [note for note in notes if "Out of memory at the first batches" in note] == notes and len(notes) == 1
+    assert "with gradient checkpointing 1" in notes[0]
+    for name, layer in made.network.layers.items():
+        for part, tensor in layer.state_dict().items():
+            torch.testing.assert_close(tensor, whole.network.layers[name].state_dict()[part], rtol=1e-3, atol=1e-5)
+
+
+def test_layers_whose_first_gradients_overflow_begin_as_default_and_are_named(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(looking, "GRADIENT_TURNS", 1)
+    notes: list[str] = []
+    made = prepared(config.replace(lora=config.lora.replace(init="lora_ga")), tmp_path, note=notes.append)
+    made.scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
+    with made.network.attached():
+        calibrate(made)
+    without = [name for name, layer in made.network.layers.items() if not layer.up_0.any()]
+    assert 0 < len(without) < len(made.network.layers)
+    (note,) = (note for note in notes if "not finite" in note)
+    assert note.startswith(f"{count(without, 'layer')} begin") and sorted(without)[0] in note and "precision" in note
 
 
 def test_channels_are_scaled_by_their_sizes_and_the_file_holds_the_product(config, tmp_path):

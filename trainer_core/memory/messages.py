@@ -24,6 +24,11 @@ def repeated_with_less(step: int, memory: MemoryConfig) -> str:
     return f"Out of memory at step {step}; the step is repeated with {describe(memory)}."
 
 
+def looked_at_with_less(memory: MemoryConfig) -> str:
+    """Say that the first batches are looked at again with settings that need less memory."""
+    return f"Out of memory at the first batches, which begin the network; they are read again with {describe(memory)}."
+
+
 def never_fits(step: int, memory: MemoryConfig) -> str:
     """Say that a step does not fit, even with the smallest settings."""
     return f"Out of memory at step {step} with {describe(memory)}. {to_lower(memory)}"

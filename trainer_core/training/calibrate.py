@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ..common.axes import convolve
 from ..common.devices import for_linalg
 from ..common.rng import generator
-from ..common.wording import say
+from ..common.wording import count, names, say
+from ..config import setting
 from ..models import differentiable
 from ..networks.layers.lora import LoraLayer
 from ..objective import Pass, prompts, strengths
@@ -65,15 +66,17 @@ def first_passes(run: Run, read: ReadConditioning) -> Iterator[Pass]:
     """Yield passes of the first micro-batches as the run will train them, without dropout."""
     terms = run.objective.terms
     micro_batches = islice((each for step in range(run.plan.steps) for each in run.plan.step(step)), BATCHES)
-    for planned in micro_batches:
-        for strength, micro_batch in strengths(terms, planned):
-            run.callbacks.check()
-            run.encode(micro_batch.samples, prompts(terms, micro_batch.index))
-            run.network.reverse(strength < 0)
-            draws = run.objective.draw(read_batch(run.encoded, micro_batch, run.plan, run.config), run.device)
-            with differentiable(run.base, draws.noised.shape):
-                yield run.passing(micro_batch.samples, draws, read, micro_batch.index)
-    run.network.reverse(False)
+    try:
+        for planned in micro_batches:
+            for strength, micro_batch in strengths(terms, planned):
+                run.callbacks.check()
+                run.encode(micro_batch.samples, prompts(terms, micro_batch.index))
+                run.network.reverse(strength < 0)
+                draws = run.objective.draw(read_batch(run.encoded, micro_batch, run.plan, run.config), run.device)
+                with differentiable(run.base, draws.noised.shape):
+                    yield run.passing(micro_batch.samples, draws, read, micro_batch.index)
+    finally:
+        run.network.reverse(False)
 
 
 def scale_by_inputs(run: Run, layers: Mapping[str, LoraLayer], read: ReadConditioning) -> None:
@@ -90,8 +93,8 @@ def scale_by_inputs(run: Run, layers: Mapping[str, LoraLayer], read: ReadConditi
     with run.network.watched(see):
         for seen in first_passes(run, read):
             seen.without_gradients()
-    for name, (total, count) in sums.items():
-        layers[name].scale_channels(total / max(1, count))
+    for name, (total, rows) in sums.items():
+        layers[name].scale_channels(total / max(1, rows))
 
 
 def begin_along_inputs(run: Run, layers: Mapping[str, LoraLayer], read: ReadConditioning) -> None:
@@ -120,17 +123,23 @@ def begin_at_gradients(run: Run, layers: Mapping[str, LoraLayer], read: ReadCond
     """
     rows = {name: random_rows(run, name, layer, 2 * layer.rank) for name, layer in layers.items()}
     found: dict[str, tuple[Tensor, Tensor]] = {}
+    broken: set[str] = set()
     for _ in range(GRADIENT_TURNS):
         standing = {name: StandIn(layer, rows[name]) for name, layer in layers.items()}
-        gradients = gradients_of(run, standing, "up", read)
+        gradients = gradients_of(run, standing, "up", read, broken)
         columns = {name: torch.linalg.qr(for_linalg(each.flatten(1))).Q for name, each in gradients.items()}
         standing = {name: StandIn(layers[name], rows[name], each) for name, each in columns.items()}
-        for name, each in gradients_of(run, standing, "down", read).items():
+        for name, each in gradients_of(run, standing, "down", read, broken).items():
             u, _, vt = torch.linalg.svd(for_linalg(each.flatten(1)), full_matrices=False)
             found[name] = columns[name] @ u, vt
             rows[name] = vt.view(each.shape).to(each)
     for name, (left, right) in found.items():
         layers[name].begin_at(left.to(run.device), right.to(run.device))
+    if without := sorted(broken - set(found)):
+        run.callbacks.note(
+            f"{count(without, 'layer')} begin as default, as their first gradients were not finite: {names(without)}; "
+            f"set {setting('base_model.precision')} to float32 or bfloat16 to begin them by lora_ga."
+        )
 
 
 class StandIn:
@@ -152,8 +161,13 @@ class StandIn:
         self.factors = kept
 
 
-def gradients_of(run: Run, standing: Mapping[str, StandIn], factor: str, read: ReadConditioning) -> dict[str, Tensor]:
-    """Sum the gradients of one factor of stand-ins over the first batches; layers without one are left out."""
+def gradients_of(
+    run: Run, standing: Mapping[str, StandIn], factor: str, read: ReadConditioning, broken: set[str]
+) -> dict[str, Tensor]:
+    """Sum the gradients of one factor of stand-ins over the first batches; layers without one are left out.
+
+    broken: gets the names of those whose sums are not finite.
+    """
     trained = {name: each.factors[factor] for name, each in standing.items()}
     fixed = {name: (each.layer.down_0, each.layer.up_0, each.layer.scales) for name, each in standing.items()}
     for each in standing.values():
@@ -168,11 +182,9 @@ def gradients_of(run: Run, standing: Mapping[str, StandIn], factor: str, read: R
             each.swap()
             each.layer.down_0, each.layer.up_0, each.layer.scales = fixed[name]
         run.network.zero_grad(set_to_none=True)
-    return {
-        name: each.grad.float()
-        for name, each in trained.items()
-        if each.grad is not None and each.grad.any() and each.grad.isfinite().all()
-    }
+    found = {name: each.grad.float() for name, each in trained.items() if each.grad is not None and each.grad.any()}
+    broken.update(overflowed := {name for name, each in found.items() if not each.isfinite().all()})
+    return {name: each for name, each in found.items() if name not in overflowed}
 
 
 def covariance_product(x: Tensor, rows: Tensor, layer: LoraLayer) -> Tensor:

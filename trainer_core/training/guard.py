@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 from ..config import MemoryConfig, setting
 from ..memory import give_back, out_of_memory
-from ..memory.messages import never_fits, repeated_with_less
+from ..memory.messages import looked_at_with_less, never_fits, repeated_with_less
 from ..optim import arguments, sum_of_norms
+from .calibrate import calibrate
 from .prepare import apply_memory
 from .saving import Saving
 from .state import Run
@@ -19,6 +20,25 @@ from .step import StepNumbers, count, describe_step, parameters_of
 NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
 OVERFLOW_LIMIT = 20  # the same in float16, where each overflow halves the loss scale
 MOST_TRIES = 2  # of a step: with less memory it is repeated once
+
+
+def calibrate_guarded(run: Run, ladder: list[MemoryConfig]) -> None:
+    """Look at the first batches; where memory runs out, do so once more with the next settings of the ladder.
+
+    ladder: as of `Guard`; settings that do not suffice are taken off it. Each process does this by itself, as no other
+    waits for it before all are done.
+    """
+    try:
+        return calibrate(run)
+    except RuntimeError as error:
+        if not out_of_memory(error) or len(ladder) == 1:
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed pass
+    give_back(run.device)
+    del ladder[0]
+    apply_memory(run, ladder[0])
+    run.callbacks.note(looked_at_with_less(ladder[0]))
+    calibrate(run)
 
 
 class Repeat(Exception):
