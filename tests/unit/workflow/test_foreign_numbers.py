@@ -68,6 +68,7 @@ def sized(sizes: str) -> list[tuple[int, ...]]:
 BASE = 'pretrained_model_name_or_path = "m"\ntrain_data_dir = "/d"\nmax_train_steps = 100\n'
 XL = "--pretrained_model_name_or_path m --train_data_dir /d --max_train_steps 100 --network_module networks.lora"
 FLUX = "python flux_train_network.py --pretrained_model_name_or_path m --max_train_steps 100 --network_dim 4"
+RAW = "--model_prediction_type raw"
 WAN = "python src/musubi_tuner/wan_train_network.py --dit w.safetensors --max_train_steps 100 --dataset_config d.toml"
 AREA_512 = "512x512 576x448 448x576 704x320 640x384 384x640 832x256 576x448 320x768 640x384"
 SD_SCRIPTS = (
@@ -146,6 +147,24 @@ FLOWS = (
          {"levels": [0.488, 0.636, 0.715, 0.77, 0.813, 0.848, 0.879, 0.906, 0.933, 0.962], "loss_on": "x0"}),
     Form("hunyuan.sh", FLUX.replace("flux", "hunyuan_image"), {"levels":
          [0.2083, 0.4688, 0.625, 0.7292, 0.8036, 0.8594, 0.9028, 0.9375, 0.9659, 0.9896]}),
+    *(
+        Form(f"texts{number}.sh", f"{FLUX.replace('flux', kind)} {RAW if kind == 'flux' else ''} --learning_rate 1e-4 "
+             + given, {"rates": rates, "left": left})
+        for number, (kind, given, rates, left) in enumerate((
+            ("flux", "", (1e-4, 1e-4, 0), []),
+            ("flux", "--text_encoder_lr 1e-5 2e-5 --cache_text_encoder_outputs", (1e-4, 1e-5, 0), []),
+            ("flux", "--text_encoder_lr 1e-5 2e-5 --network_args train_t5xxl=True", (1e-4, 1e-5, 2e-5), []),
+            ("flux", "--text_encoder_lr 1e-5 --network_args train_t5xxl=True", (1e-4, 1e-5, 1e-5), []),
+            ("flux", "--text_encoder_lr 1e-5 --network_train_unet_only", (1e-4, 0, 0), []),
+            ("flux", "--text_encoder_lr 1e-5 --model_type chroma", (1e-4, 0, 0), []),
+            ("sd3", "--text_encoder_lr 1e-5 2e-5 3e-5", (1e-4, 1e-5, 2e-5), []),
+            ("sd3", "--text_encoder_lr 1e-5 --network_args train_t5xxl=True", (1e-4, 1e-5, 1e-5),
+             ["network_args train_t5xxl = 'True'"]),
+            ("lumina", "--text_encoder_lr 1e-5", (1e-4, 1e-5, 0), []),
+            ("anima", "--text_encoder_lr 1e-5 --cache_text_encoder_outputs", (1e-4, 0, 0), []),
+            ("hunyuan_image", "--text_encoder_lr 1e-5", (1e-4, 0, 0), []),
+        ))
+    ),
     Form("wan.sh", WAN + " --network_module networks.lora_wan --network_dim 32 --learning_rate 2e-4 "
          "--timestep_sampling shift --discrete_flow_shift 5 --optimizer_type adamw8bit", {"family": "wan", "rank": 32,
          "alpha": 1, "rates": (2e-4, 0, 0), "levels":
@@ -225,6 +244,12 @@ PAGES = (
          "weight_decay": 0.0, "use_bias_correction": False, "safeguard_warmup": False, "slice_p": 1}}),
     Form("gui_anima.json", json.dumps(GUI | {"LoRA_type": "Anima", "anima_checkbox": True}), {"family": "anima",
          "levels": [0.1618, 0.2619, 0.3375, 0.4048, 0.4686, 0.5314, 0.5952, 0.6625, 0.7381, 0.8382]}),
+    Form("gui_flux.json", json.dumps(GUI | {"LoRA_type": "Flux1", "flux1_checkbox": True, "text_encoder_lr": 5e-5}
+         | {"t5xxl_lr": 2e-5, "unet_lr": 1e-4, "model_prediction_type": "raw", "train_t5xxl": True}),
+         {"rates": (1e-4, 5e-5, 2e-5), "left": []}),
+    Form("gui_clip.json", json.dumps(GUI | {"LoRA_type": "Flux1", "flux1_checkbox": True, "text_encoder_lr": 5e-5}
+         | {"t5xxl_lr": 2e-5, "unet_lr": 1e-4, "model_prediction_type": "raw"}),
+         {"rates": (1e-4, 5e-5, 0), "left": []}),
     Form("easy.toml", EASY, {"rank": 12, "alpha": 6, "rates": (1e-4, 5e-5, 0), "schedule": COSINE, "weights": MIN_SNR,
          "buckets": sized(AREA_512), "options": ADAMW | {"weight_decay": 0.1}, "captions": MOVED, "left": []}),
     Form("easy_rex.toml", EASY_REX.format('lr_scheduler_num_cycles = 1\nwarmup_ratio = 0.1\n', "gamma = 0.9"), {
@@ -268,6 +293,15 @@ ONETRAINER = (
     Form("version0.json", json.dumps(ONE | {"optimizer": "ADAM", "optimizer_beta2": 0.99, "train_text_encoder": False}
          | {"unet_learning_rate": 2e-4, "min_snr_gamma": 5.0}), {"rates": (2e-4, 0, 0), "weights": MIN_SNR,
          "options": {"betas": (0.9, 0.99), "weight_decay": 0.0}}),
+    Form("flux.json", json.dumps(ONE | {"model_type": "FLUX_DEV_1", "learning_rate": 1e-4, "text_encoder":
+         {"train": True, "learning_rate": 1e-5, "stop_training_after": 7, "stop_training_after_unit": "STEP"},
+         "text_encoder_2": {"train": True, "stop_training_after_unit": "NEVER"}}),
+         {"rates": (1e-4, 1e-5, 1e-4), "left": [], "stops": (0, 7, 0)}),
+    Form("flux_alone.json", json.dumps(ONE | {"model_type": "FLUX_DEV_1", "learning_rate": 1e-4, "text_encoder_2":
+         {"train": False}}), {"rates": (1e-4, 0, 0), "left": []}),
+    Form("sd3.json", json.dumps(ONE | {"model_type": "STABLE_DIFFUSION_35", "learning_rate": 1e-4, "text_encoder":
+         {"train": False}, "text_encoder_2": {"train": True}, "text_encoder_3": {"train": True}}),
+         {"rates": (1e-4, 0, 1e-4), "left": ["text_encoder_3.train = True"]}),
     Form("concepts.json", json.dumps([{"path": "/d", "text": {"enable_tag_shuffling": True}}]), {"captions": MOVED}),
     Form("dropped.json", json.dumps([{"path": "/d", "text": {"tag_dropout_enable": True, "tag_dropout_mode": "RANDOM",
          "tag_dropout_probability": 0.5}}]), {"captions": LOSING}),
@@ -315,6 +349,10 @@ OTHERS = (
          "672x512 320x800 1248x832")}),
     Form("rate.yaml", job("unet_lr: 5e-4, text_encoder_lr: 1e-5, train_text_encoder: true"),
          {"rates": (1e-4, 1e-4, 0), "left": []}),
+    Form("flux.yaml", job("train_text_encoder: true").replace("sd1", "flux"), {"rates": (1e-4, 1e-4, 0), "left": []}),
+    Form("sd3.yaml", job("train_text_encoder: true").replace("sd1", "sd3"), {"rates": (1e-4, 1e-4, 1e-4), "left": []}),
+    Form("wan.yaml", job("train_text_encoder: true").replace("sd1", "wan21"), {"rates": (1e-4, 0, 0), "left":
+         ["train.train_text_encoder = True"]}),
     Form("rises.yaml", job("lr_scheduler: linear, optimizer: prodigy", dataset="shuffle_tokens: true, keep_tokens: 2"),
          {"schedule": [0.333333, 0.4, 0.466667, 0.533333, 0.6, 0.666667, 0.733333, 0.8, 0.866667, 0.933333], "rates":
          (1, 0, 0), "options": {"eps": 1e-6, "weight_decay": 0.0}, "captions": ALL_MOVED}),
@@ -369,6 +407,7 @@ def test_a_file_trains_by_the_numbers_of_its_program(tmp_path: Path, form: Form)
         "full": config.lora.full_matrix,
         "family": found.family,
         "rates": pytest.approx(config.optimizer.part_rates),
+        "stops": config.optimizer.part_stops,
         "steps": config.train.steps,
         "epochs": config.train.epochs,
         "batch": config.train.batch_size,

@@ -208,9 +208,13 @@ def _train(found: Imported, given: Given, trigger: str, *, second: bool) -> None
     rate = number(found, given, "lr") or 0.0
     given.ignore(("unet_lr", "text_encoder_lr"))  # of a network, all parts have the one rate there
     found.put("optimizer.learning_rate", rate if on(given.take("train_unet")) else 0.0)
-    trains_text = on(given.take("train_text_encoder")) and not found.family
-    for part in RATES[1 : 3 if second else 2]:
-        found.put(f"optimizer.{part}", rate if trains_text else 0.0)
+    trains_text, family = on(given.take("train_text_encoder")), found.family
+    # Of a flow model's text encoders a network there has layers in CLIPs alone, and in PixArt's T5.
+    texts = (1, 2) if second or family == "sd3" else () if family not in ("", "flux", "pixart") else (1,)
+    for place in texts:
+        found.put(f"optimizer.{RATES[place]}", rate if trains_text else 0.0)
+    if trains_text and not texts:
+        found.leave("train.train_text_encoder", True)
     name = _optimizer(found, str(given.take("optimizer")))
     known = {each.name for each in OPTIMIZERS[name].settings} if name != "custom" else set[str]()
     for key, value in table(given.take("optimizer_params")).items():

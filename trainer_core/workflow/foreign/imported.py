@@ -58,6 +58,21 @@ class Given:
                 yield name, value
 
 
+TEXT_ENCODERS: dict[str, tuple[int, ...]] = {
+    # family -> where the rates of its text encoders stand in RATES, in the order of the other trainers; 0: nowhere
+    "anima": (1,),
+    "chroma": (1,),
+    "flux": (1, 2),
+    "hidream": (1, 2, 0, 0),
+    "hunyuan_video": (0, 1),  # ComfyUI's loader has no names for a Llama beside others
+    "lumina2": (1,),
+    "pixart": (1,),
+    "qwen_image": (1,),
+    "sd3": (1, 2, 0),
+    "stable_cascade": (1,),
+}
+
+
 def _same(value: Any, default: Any) -> bool:
     """Tell whether a value says no more than the default: off, empty and null are one."""
     empty = (None, "", False, [], {})

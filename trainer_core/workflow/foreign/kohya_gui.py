@@ -93,7 +93,8 @@ OWN = (  # of the page and of the launcher: they train nothing
     "stop_text_encoder_training", "stop_text_encoder_training_pct", "block_lr_zero_threshold", "gpu_id", "folders",
     "sdxl_cache_text_encoder_outputs", "sdxl_no_half_vae", "dynamo_mode", "dynamo_use_fullgraph", "dynamo_use_dynamic",
     "train_data_dir_name", "LyCORIS_type", "log_tracker_name", "use_wandb", "wandb_run_name", "save_every_n_epochs_x",
-    "full_path", "bucket_no_upscale_x", "num_cpu_threads_per_process", "lora_unet_scale", "dataset_config_x",
+    "full_path", "bucket_no_upscale_x",
+    "t5xxl_lr", "train_t5xxl", "num_cpu_threads_per_process", "lora_unet_scale", "dataset_config_x",
 )  # fmt: skip
 
 
@@ -139,6 +140,8 @@ def read_kohya_gui(values: Mapping[str, Any], folder: Path) -> Imported:
     if lycoris or native or kind == "Kohya LoCon":
         args |= {name: values[name] for name in ("conv_dim", "conv_alpha") if _set(values.get(name))}
     script = next((name for field, name in SCRIPTS.items() if on(values.get(field))), "")
+    if script == "flux" and on(values.get("train_t5xxl")):
+        args["train_t5xxl"] = True
     flow = script not in ("", "sdxl")
     given = {
         RENAMED.get(name, name): value
@@ -151,7 +154,7 @@ def read_kohya_gui(values: Mapping[str, Any], folder: Path) -> Imported:
     }
     given.pop("", None)
     given |= {"network_module": module, "network_args": args}
-    given |= _lengths(values) | _rates(values) | _noise(values)
+    given |= _lengths(values) | _rates(values, flow=flow) | _noise(values)
     given |= {name: each.split() for name in ("lr_scheduler_args",) if (each := str(values.get(name) or "").strip())}
     more = str(values.get("additional_parameters") or "")
     extra, _ = arguments(more.replace('"', "").split(), LISTS)  # as the page splits them
@@ -177,12 +180,13 @@ def _lengths(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "lr_warmup_steps": share} if 0 < share < 1 else found
 
 
-def _rates(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the learning rates: one of the two alone trains that part alone."""
-    unet, text = (real(values.get(name) or 0) for name in ("unet_lr", "text_encoder_lr"))
+def _rates(values: Mapping[str, Any], *, flow: bool) -> dict[str, Any]:
+    """Read the learning rates: one of the two alone trains that part alone; T5 may have its own."""
+    unet, text, t5 = (real(values.get(name) or 0) for name in ("unet_lr", "text_encoder_lr", "t5xxl_lr"))
     if not unet and not text:
         return {}
-    return {"unet_lr": unet, "text_encoder_lr": text, "network_train_unet_only": not text}
+    texts = [text, t5] if flow and text and t5 else text
+    return {"unet_lr": unet, "text_encoder_lr": texts, "network_train_unet_only": not text}
 
 
 def _noise(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ...config import ELSEWHERE, OPTIMIZERS
 from ...config.optimizer import RATES
 from . import sd_scripts
 from .imported import (
+    TEXT_ENCODERS,
     Given,
     Imported,
     number,
@@ -449,21 +450,21 @@ def _parts(found: Imported, given: Given) -> float:
     denoiser = _part(given, "transformer") if found.family else _part(given, "unet")
     denoiser = denoiser or _part(given, "prior")
     parts: list[Mapping[str, Any]] = [{**PART, **denoiser}]
-    texts = ("text_encoder",) if found.family else ("text_encoder", "text_encoder_2")
-    parts += [{**PART, **STOPS, **_part(given, name)} for name in texts]
     second = "XL" in str(given.take("model_type"))
-    for setting, part in zip(RATES, parts, strict=False):
-        if setting == RATES[2] and not second:
-            continue
-        if setting != RATES[0] and found.family:
-            if part.get("train") and "train" in _part(given, "text_encoder"):
-                found.leave("text_encoder.train", True)
+    places = (0, *(TEXT_ENCODERS.get(found.family, (0,)) if found.family else (1, 2) if second else (1,)))
+    names = ("", *(f"text_encoder{end}" for end in ("", "_2", "_3", "_4")))[: len(places)]
+    parts += [{**PART, **STOPS, **_part(given, name)} for name in names[1:]]
+    for place, name, part in zip(places, names, parts, strict=True):
+        # A preset for a flow model that does not name a text encoder trains none.
+        trained = on(part.get("train")) and not (found.family and name and "train" not in _part(given, name))
+        if name and not place:
+            if trained:
+                found.leave(f"{name}.train", True)
             continue
         own = part.get("learning_rate")
-        trained = on(part.get("train"))
-        found.put(f"optimizer.{setting}", real((rate or 0.0) if own is None else own) * scale if trained else 0.0)
+        found.put(f"optimizer.{RATES[place]}", real((rate or 0.0) if own is None else own) * scale if trained else 0.0)
         if trained:
-            _stop(found, part, setting)
+            _stop(found, part, RATES[place])
     for part, setting in zip(parts, ("weights", "text_weights"), strict=False):
         kind = TYPES.get(str(part.get("weight_dtype")))
         if kind and not found.family and kind != "float32":

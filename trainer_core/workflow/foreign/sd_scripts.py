@@ -21,6 +21,7 @@ from ...config.sample import OWN_SAMPLERS
 from ...data.captions import FIXED_SEPARATOR, SECONDARY_SEPARATOR
 from ..toml_text import read_toml
 from .imported import (
+    TEXT_ENCODERS,
     Convert,
     Given,
     Imported,
@@ -189,6 +190,8 @@ FLOWS = {  # of the families of sd-scripts
     "hunyuan_image": Flow(shift=5.0, weighs=False),
     "anima": Flow("sigmoid"),
 }
+TRAINED_TEXTS = {"flux": 1, "sd3": 2, "lumina2": 1, "anima": 1}  # so many of a family, unless it is switched off
+WITH_T5 = ("flux", "sd3")  # which has a switch of its own
 WEIGHED = {"sigma_sqrt": "sigma_sqrt", "cosmap": "cos_map"}
 CAPTIONS: dict[str, tuple[str, Convert]] = {  # of a folder -> field of its captions
     "shuffle_caption": ("shuffle", bool),
@@ -710,17 +713,30 @@ def _rates(found: Imported, given: Given, *, second: bool, family: str) -> None:
     if on(given.take("network_train_text_encoder_only")):
         denoiser = 0.0
     found.put(f"optimizer.{RATES[0]}", denoiser or 0.0)
-    only = on(given.take("network_train_unet_only")) or on(given.take("cache_text_encoder_outputs"))
+    places = _trained_texts(found, given, family) if family else (1, 2) if second else (1,)
+    alone = on(given.take("network_train_unet_only"))
+    if alone or (family not in WITH_T5 and on(given.take("cache_text_encoder_outputs"))):  # of which those keep T5's
+        places = ()
     value = given.take("text_encoder_lr")
-    texts: list[Any] = value if isinstance(value, list) else [rate or 0.0 if value in (None, "") else value]
+    texts: list[Any] = value if isinstance(value, list) and value else [rate or 0.0 if value in (None, "") else value]
     try:
-        rates = [] if only or family else [real(each) for each in texts]
+        rates = [real(each) for each in texts]
     except (TypeError, ValueError):
         found.leave("text_encoder_lr", value)
         return
-    for place, each in enumerate((*rates, *(rates[-1:] if second and len(rates) == 1 else ()))[:2], 1):
-        if place == 1 or second:
-            found.put(f"optimizer.{RATES[place]}", each)
+    for place, each in zip(places, [*rates, *rates[-1:] * len(places)], strict=False):
+        found.put(f"optimizer.{RATES[place]}", each)
+
+
+def _trained_texts(found: Imported, given: Given, family: str) -> tuple[int, ...]:
+    """List the places of the rates of a flow model's text encoders that are trained, in their order."""
+    places = TEXT_ENCODERS.get(family, ())[: TRAINED_TEXTS.get(family, 0)]
+    if family in WITH_T5 and dict(pairs(given.take("network_args"))).get("train_t5xxl") == "True":
+        if not TEXT_ENCODERS[family][len(places)]:
+            found.leave("network_args train_t5xxl", "True")
+            return places
+        places = TEXT_ENCODERS[family][: len(places) + 1]
+    return places
 
 
 def plain(text: Any) -> Any:
@@ -755,6 +771,8 @@ def put_network(found: Imported, given: Given, family: str) -> None:
     """Read the network: its kind, ranks, and network_args; convolutions are trained where they have a rank."""
     module = str(given.take("network_module") or "networks.lora")
     args = dict(pairs(given.take("network_args")))
+    if family in WITH_T5:
+        args.pop("train_t5xxl", None)  # its rate is read with the others
     lycoris = "lycoris" in module
     own = re.fullmatch(r"(lora|loha|lokr)(_\w+)?", module.rpartition(".")[2])
     if not lycoris and not own:
