@@ -21,6 +21,7 @@ LONGEST_PARTS = 200  # bytes of a file's ending and of a token, together
 LONGEST_NAME = 255  # bytes of a name in a zip, as file systems take
 LONGEST_TITLE = 100  # of these the title's: it stands twice in a path, of which Windows takes 259 letters
 MOST_NAMED = 20  # steps in a message
+OF_PICTURES = ("pictures", "captions", "masks", "control pictures")  # of `manifest_parts`
 LARGEST = 20 * 10**9  # bytes of the LoRA files of a save
 
 
@@ -71,16 +72,35 @@ def loras_of_seeds(run: RunFolder, runs: Iterable[RunFolder]) -> list[tuple[int,
     and so are runs that are not finished. Raises ValueError for fewer than two, and for a damaged one.
     """
     found: dict[int, Path] = {}
+    own_seed, own = _apart_from_seed(run)
+    split = False  # another seed trained on other pictures, and nothing else differs
     for each in (run, *runs):
-        seed, own = _apart_from_seed(each)
-        if own == _apart_from_seed(run)[1] is not None and seed not in found and each.result() is not None:
+        seed, other = _apart_from_seed(each)
+        if own is None or each.result() is None:
+            continue
+        if other == own and seed not in found:
             found[seed] = sound_files(each, save_to_export(each, None))[0][1]
+        split |= seed != own_seed and _held_out(own) == _held_out(other) is not None
+    if len(found) < 2 and split:
+        raise ValueError(
+            f"{run.path.name} and the runs of its other seeds trained on different pictures, as "
+            f"{setting('train.validation_share')} holds out others for each seed; put the pictures of validation into "
+            f"a concept whose {setting('concepts.role')} is validation, set {setting('train.validation_share')} to 0, "
+            "and train them again."
+        )
     if len(found) < 2:
         raise ValueError(
             f"{run.path.name} has {len(found)} finished run of its settings; train it with another "
             f"{setting('train.seed')}, and nothing else changed."
         )
     return sorted(found.items())
+
+
+def _held_out(own: Any) -> Any:
+    """Leave the pictures out of what decides a run whose seed chooses which are trained; None for any other run."""
+    if own is None or not own[1]["validation_share"]:
+        return None
+    return {part: digest for part, digest in own[0].items() if part not in OF_PICTURES}, own[1]
 
 
 def _apart_from_seed(run: RunFolder) -> tuple[int, Any]:

@@ -101,6 +101,23 @@ def test_runs_that_differ_by_their_seed_alone_are_found(tmp_path):
             loras_of_seeds(alone, [*made.values(), older])
 
 
+def test_seeds_that_hold_out_other_pictures_are_refused_by_the_name_of_the_setting(tmp_path):
+    def trained(name, seed, share, pictures, **inputs):
+        changes = {"validation_share": share, "inputs": {"pictures": pictures, **inputs}}
+        return make_run(tmp_path, name, saves=(8,), finished=8, **about(seed, **changes))
+
+    held, plain, rate = 0.2, 0.0, {"optimizer": "2"}
+    runs = [trained("a", 1, held, "x"), trained("b", 2, held, "y"), trained("c", 3, held, "z", **rate)]
+    runs += [trained("d", 1, plain, "x"), trained("e", 2, plain, "y")]
+    with pytest.raises(
+        ValueError, match=r"a and .* as validation_share of Validation holds out .* role of .* is valid"
+    ):
+        loras_of_seeds(runs[0], runs)
+    for other in runs[2:4]:  # one of other settings; pictures that the seed has not chosen
+        with pytest.raises(ValueError, match="train it with another seed of"):
+            loras_of_seeds(other, runs)
+
+
 def test_seeds_are_averaged_by_a_command(tmp_path, capsys):
     for seed in (1, 2):
         make_run(tmp_path / "runs", f"seed{seed}", saves=(8,), finished=8, **about(seed))
