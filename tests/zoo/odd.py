@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -284,6 +285,14 @@ class OfInference(Rows):
 
     def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
         return super().step(number, block, tokens * HELD, timesteps)
+
+
+class ThroughNumpy(Rows):
+    """Computes a part outside of torch, which numpy refuses where gradients are on."""
+
+    def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        found = super().step(number, block, tokens, timesteps)
+        return found + torch.from_numpy(np.tanh(found.numpy())) if number == 2 else found
 
 
 class Experts(Rows):

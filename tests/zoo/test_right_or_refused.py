@@ -31,6 +31,7 @@ REFUSED = {
     odd.WithoutBackward: "the loss does not follow its gradients, first before",
     odd.OwnCheckpoints: "no gradient leaves its code, .*: set gradient checkpointing of the node",
     odd.OfInference: "its code keeps tensors of inference mode to itself",
+    odd.ThroughNumpy: r"as its code stops with an error in ThroughNumpy of odd\.py where gradients are on; the log has",
     odd.UnderNoGrad: "operators hand no gradient on: .*under no_grad in PlainPart .blocks.0",
 }
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ....trainer_core.common.disk_errors import reason
 from ....trainer_core.common.exact import exact
 from ....trainer_core.memory import LEVELS, copied_before_written, keep_activations, recompute
 from ....trainer_core.models.base import Unit
 from .gradients import WRONG
 from .observed import Observed
+from .stopped import where_stopped
 
 CHANGES = (0.1, 0.03, 0.01, 0.003, 0.001)  # of the loss, as shares, by which its slope is measured
 APART, ROUNDED = 0.05, 0.2  # slopes that are one but for rounding and bends, in float32 and in half of its bits
@@ -132,9 +132,9 @@ def _why(error: Exception, observed: Observed, prediction: Tensor | None) -> str
         return refused(custom)
     if prediction is not None and not prediction.requires_grad and observed.lost:
         return refused(observed.lost)
-    said = reason(error)
-    words = (sentence for pattern, sentence in WORDS.items() if re.search(pattern, said, re.I))
-    why = next(words, f"as its code fails where gradients are on ({said.rstrip('.')})")
+    place = where_stopped(error)
+    words = (sentence for pattern, sentence in WORDS.items() if re.search(pattern, str(error), re.I))
+    why = next(words, f"as its code stops with an error{place} where gradients are on; the log has it")
     return f"this MODEL cannot be trained, {why}. {INSTEAD}"
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ....trainer_core.common.disk_errors import reason
 from ....trainer_core.common.wording import count, names
 from ....trainer_core.memory import free_bytes
 from ....trainer_core.models.base import Unit
@@ -22,6 +21,7 @@ from .gradients import WRONG
 from .layers import named_blocks, shared_out, units
 from .observed import Observed, calls, tensors_in
 from .proof import APART, INSTEAD, ROUNDED, WRONG_SLOPE, prove, recomputes, refused
+from .stopped import where_stopped
 
 LEVELS_TRIED = (0.25, 0.95)  # of noise, as shares of the MODEL's; some have experts for some levels
 FILED = 5  # by how many bounds of rounding a picture drawn with the file may differ from one of training
@@ -135,8 +135,8 @@ def comfyui_runs(what: str) -> Iterator[None]:
         raise
     except WRONG as error:
         raise ValueError(
-            f"ComfyUI cannot run {what} ({reason(error)}). Link the CLIP that belongs to the MODEL to Use Connected "
-            "Model, or set another resolution of Train LoRA."
+            f"ComfyUI cannot run {what}: its code stops with an error{where_stopped(error)}, which the log has. Link "
+            "the CLIP that belongs to the MODEL to Use Connected Model, or set another resolution of Train LoRA."
         ) from error
 
 
