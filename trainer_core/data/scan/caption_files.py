@@ -37,6 +37,15 @@ _CODECS = {
     "big5": {"CJK"},
     "euc_jp": {"HIRAGANA", "KATAKANA", "CJK", "IDEOGRAPHIC"},
 }
+# Of the two for Latin letters: those beyond ASCII of each language, whose texts mix with no other's.
+_ALPHABETS = {
+    "cp1252": (
+        "äöüß", "åäöé", "æøåé", "àâæçèéêëîïôœùûüÿ", "áéíñóúüªº", "àáâãçéêíóôõúüªº", "àèéìíîòóùúªº", "àçèéíïòóúü",
+        "áèéêëíïóöúü", "áðéíóúýþæö", "äõöüšž",
+    ),
+    "cp1250": ("ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "ăâîşţ", "čćđšž"),
+}  # fmt: skip
+MIXED = 0.85  # as well as a text reads whose letters no language has together
 # Codecs for other purposes, and those that wait for the end of a sequence as long as the file.
 _NO_CHARSETS = frozenset(("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"))
 _FREQUENT = {  # the range of each standard's frequent characters: codec with just these, lowest and highest first byte
@@ -275,7 +284,8 @@ def _plausibility(text: str, codec: str) -> float:
         return 1.0
     start = max(_beyond_ascii(text) - 40, 0)
     scores: list[float] = []
-    for part in re.findall(r"[^\W\d_]+|[^\x00-\x7f]", text[start : start + 4000]):
+    text = text[start : start + 4000]
+    for part in re.findall(r"[^\W\d_]+|[^\x00-\x7f]", text):
         beyond = [char for char in part if not char.isascii()]
         if not part[0].isalpha():
             scores += [0.8 * (char in _SIGNS) for char in beyond]  # signs are weaker evidence than words
@@ -284,7 +294,13 @@ def _plausibility(text: str, codec: str) -> float:
         else:  # an ideograph within a Latin word is more likely an accent misread
             weight = 1.0 if len(beyond) == len(part) else 0.4
             scores += [weight * _is_frequent(char, codec) for char in beyond]
-    return sum(scores) / len(scores) if scores else 0.0
+    return (1.0 if _of_one_language(text, codec) else MIXED) * sum(scores) / len(scores) if scores else 0.0
+
+
+def _of_one_language(text: str, codec: str) -> bool:
+    """Tell whether some language has all letters of a text; of codecs for more than Latin letters nobody asks."""
+    letters = {char.lower() for char in text if not char.isascii() and char.isalpha()}
+    return codec not in _ALPHABETS or any(letters <= {*alphabet} for alphabet in _ALPHABETS[codec])
 
 
 def _script(char: str) -> str:
