@@ -560,9 +560,9 @@ def test_what_cannot_be_read_leaves_the_programs_default_and_is_said(tmp_path):
 SECRETS = {
     "a.sh": """
 if [ -n "$X" ]; then
-  ARGS="--wandb_api_key=SECRET"
+  ARGS="--wandb_api_key=SECRET hf_SECRETSECRET a1b2SECRETc3d4e5f6"
 fi
-python train_network.py --network_dim=4 --hub_key sk-SECRETSECRET --network_alpha=hf_SECRETSECRET \\
+python train_network.py g7h8SECRETi9j0k1l2 --network_dim=4 --hub_key sk-SECRETSECRET --network_alpha=hf_SECRETSECRET \\
   --optimizer_args "my_token=SECRET"
 """,
     "a.toml": 'network_dim = 4\nnetwork_alpha = 1\naccount = {a = {accessKey = "SECRET"}}\nsend = "https://me:SECRET@host"\n',

@@ -22,6 +22,7 @@ SECRET_VALUE = re.compile(  # as services write their keys, and an address with 
     r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|r8_)[\w-]{8,}|\b[0-9a-f]{40}\b|://[^/\s:@]+:[^/\s@]+@"
     r"|/api/webhooks/|hooks\.slack\.com/"
 )
+UNNAMED = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w-]{16,}")  # as a key stands by itself; files have a dot
 TOO_LARGE = 2**63  # for a whole number, also for a seed
 
 
@@ -186,6 +187,14 @@ def is_secret_word(word: str) -> bool:
     """Tell whether a word of a command, --name=value or name=value, gives a secret."""
     name, equals, value = word.lstrip("-").partition("=")
     return bool(equals and value) and SECRET_NAME.search(name.lower().replace("-", "_")) is not None
+
+
+def told_word(word: str) -> str:
+    """Return a word of a command as a note may tell it: of a secret the name before its =, or three points."""
+    name, equals, _ = word.partition("=")
+    if equals:
+        return name if is_secret("", word) else word
+    return "…" if is_secret("", word) or UNNAMED.fullmatch(word) else word
 
 
 def _drop(values: Any, section: str) -> None:

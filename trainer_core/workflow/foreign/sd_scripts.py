@@ -25,8 +25,6 @@ from .imported import (
     Convert,
     Given,
     Imported,
-    is_secret,
-    is_secret_word,
     number,
     on,
     optimizer_named,
@@ -35,6 +33,7 @@ from .imported import (
     table,
     tables,
     take,
+    told_word,
     whole,
     without_counterpart,
 )
@@ -294,14 +293,11 @@ def read_command(command: Command, given: dict[str, Any], left: list[str], folde
             told = say("The script leaves {0} open, for {1}; set what it stands for.", each, ", ".join(names[:5]))
         found.open.append(told)
     if command.unsure:
-        added = ", ".join(
-            word.partition("=")[0] if is_secret_word(word) or is_secret("", word) else word
-            for word in command.unsure[:20]
-        )
+        added = ", ".join(map(told_word, command.unsure[:20]))
         found.open.append(say("The script adds these under a condition; check them: {0}.", added))
     for word in left:
         if word not in command.open:
-            found.leave("argument", word)
+            found.leave("argument", told_word(word))
     if command.others:
         found.leave("other commands of the script that train", command.others)
     return found
