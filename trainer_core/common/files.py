@@ -8,8 +8,9 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -19,6 +20,7 @@ from .leftovers import TEMPORARY, remove, unfinished
 from .windows import patiently
 
 BLOCK = 1 << 20  # bytes read at once
+THREADS = 8  # that write small files
 LONGEST_PART = 100  # characters of a folder's name in a long path
 
 
@@ -76,6 +78,36 @@ def written_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(before, ignore_errors=True)  # leftovers are deleted when the run is locked next
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_together(contents: Mapping[Path, bytes | None]) -> None:
+    """Replace many small files, and delete those of None: all are on the disk under other names before one changes."""
+    with ExitStack() as stack:
+        written: dict[Path, Path] = {}
+        for path, content in contents.items():
+            if content is not None:
+                written[path] = stack.enter_context(unfinished(path))
+        try:
+            with ThreadPoolExecutor(THREADS) as pool:  # which wait for the disk
+                list(pool.map(lambda path: _write_beside(path, written[path], contents[path] or b""), written))
+            for path, temporary in written.items():
+                move(temporary, path)
+            for path in contents.keys() - written.keys():
+                remove(path)
+            for folder in {path.parent for path in contents}:
+                _to_disk(folder)
+        finally:
+            for temporary in written.values():
+                temporary.unlink(missing_ok=True)
+
+
+def _write_beside(path: Path, temporary: Path, content: bytes) -> None:
+    """Write a file that will replace another one, with the permissions of that."""
+    with _naming(path):
+        temporary.write_bytes(content)
+        _to_disk(temporary)
+        with suppress(FileNotFoundError, PermissionError):  # a new file; a disk without modes
+            os.chmod(temporary, stat.S_IMODE(path.stat().st_mode) | stat.S_IWRITE)
 
 
 def open_file(path: Path, mode: str = "rb") -> IO[bytes]:

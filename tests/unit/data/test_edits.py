@@ -1,0 +1,170 @@
+"""Changing captions: what an operation makes of a text; writing together, undoing, and files changed meanwhile."""
+
+from pathlib import Path
+
+import pytest
+
+from lora_atelier.trainer_core.config import CaptionConfig
+from lora_atelier.trainer_core.data import edits
+from lora_atelier.trainer_core.data.edits import (
+    Journal,
+    Meanwhile,
+    Operation,
+    Rewritten,
+    content_of,
+    edited,
+    encoded,
+    fingerprint_of,
+)
+
+TEXTS = ["cat, red hat, outdoors", "Cat sitting,outdoors\r\nsecond line\n", "", "a ||| Red hat, cat ||| z"]
+
+
+def done(texts: list[str], **operation: object) -> list[str]:
+    return edited(texts, Operation(**operation), CaptionConfig(keep=1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        ({"kind": "text", "text": "new"}, ["new"] * 4),
+        (
+            {"kind": "find", "find": "cat", "text": r"\1dog"},
+            [
+                r"\1dog, red hat, outdoors",
+                "\\1dog sitting,outdoors\r\nsecond line\n",
+                "",
+                r"a ||| Red hat, \1dog ||| z",
+            ],
+        ),
+        ({"kind": "find", "find": "Cat", "text": "x", "case": True}, [TEXTS[0], "x sitting,outdoors\r\nsecond line\n"]),
+        ({"kind": "find", "find": "out", "text": "in", "word": True}, TEXTS),
+        (
+            {"kind": "add", "text": "cat, soft"},
+            ["cat, red hat, outdoors, soft", "Cat sitting, outdoors, cat, soft\r\nsecond line, cat, soft\n"],
+        ),
+        ({"kind": "add", "text": "soft", "first": True}, ["soft, cat, red hat, outdoors"]),
+        ({"kind": "remove", "find": "RED HAT"}, ["cat, outdoors", TEXTS[1], "", "a ||| cat ||| z"]),
+        ({"kind": "replace", "find": "red hat", "text": "cat"}, ["cat, outdoors", TEXTS[1], "", "a ||| cat ||| z"]),
+        ({"kind": "sort"}, ["cat, outdoors, red hat", TEXTS[1], "", "a ||| cat, Red hat ||| z"]),
+        ({"kind": "sort", "first": True}, ["cat, outdoors, red hat"]),
+    ],
+)
+def test_an_operation_changes_what_it_names(operation: dict, expected: list[str]) -> None:
+    assert done(TEXTS, **operation)[: len(expected)] == expected
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    for wrong, words in (
+        ({"kind": "shout"}, "kind is 'shout'"),
+        ({"kind": "find"}, "Nothing is looked for"),
+        ({"kind": "add", "text": " "}, "No tag is given"),
+        ({"kind": "text", "text": "x" * (edits.LARGEST_TEXT + 1)}, "at most"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Operation(**wrong)
+    with pytest.raises(ValueError, match=r"猫.txt cannot be written as cp1252"):
+        encoded("猫", CaptionConfig(encoding="cp1252"), Path("猫.txt"))
+
+
+def rewritten(folder: Path, texts: dict[str, str]) -> list[Rewritten]:
+    """Return changes of files as they are now."""
+    files = {folder / name: text.encode() for name, text in texts.items()}
+    return [Rewritten(file, text, fingerprint_of(content_of(file))) for file, text in files.items()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "pictures"
+    place.mkdir()
+    for name, content in {"a.txt": b"one", "b.txt": b"\xff\xfet\0w\0o\0"}.items():
+        (place / name).write_bytes(content)
+    return place
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_changes_are_undone_one_by_one_also_by_another_journal(tmp_path: Path, folder: Path) -> None:
+    before, journal = contents(folder), Journal(tmp_path / "journal")
+    assert journal.last([folder]) is None
+    assert journal.write(rewritten(folder, {"a.txt": "1", "b.txt": "2", "c.txt": "3"}), "find", [folder]) == 3
+    assert journal.write(rewritten(folder, {"a.txt": "1"}), "nothing", [folder]) == 0
+    assert journal.write(rewritten(folder, {"a.txt": "first"}), "text", [folder]) == 1
+    again = Journal(tmp_path / "journal")
+    assert again.last([tmp_path / "elsewhere"]) is None
+    for what, left in (("text", {"a.txt": b"1", "b.txt": b"2", "c.txt": b"3"}), ("find", before)):
+        last = again.last([folder, tmp_path / "more"])
+        assert last and last["what"] == what
+        again.undo([folder], last["number"], {})
+        assert contents(folder) == left
+    with pytest.raises(ValueError, match="changed elsewhere"):
+        again.undo([folder], "0000000001", {})
+
+
+def test_what_another_program_wrote_is_neither_overwritten_nor_undone_unasked(tmp_path: Path, folder: Path) -> None:
+    journal, changes = Journal(tmp_path / "journal"), rewritten(folder, {"a.txt": "1", "b.txt": "2"})
+    (folder / "a.txt").write_text("theirs")
+    with pytest.raises(Meanwhile) as told:
+        journal.write(changes, "find", [folder])
+    assert told.value.files == {folder / "a.txt": b"theirs"}
+    assert (folder / "b.txt").read_bytes() == b"\xff\xfet\0w\0o\0" and journal.last([folder]) is None
+    changes[0] = changes[0]._replace(seen=fingerprint_of(b"theirs"))
+    assert journal.write(changes, "find", [folder]) == 2
+    (folder / "b.txt").write_text("again")
+    with pytest.raises(Meanwhile):
+        journal.undo([folder], "0000000001", {})
+    assert (folder / "a.txt").read_text() == "1"
+    journal.undo([folder], "0000000001", {folder / "b.txt": fingerprint_of(b"again")})
+    assert (folder / "a.txt").read_text() == "theirs" and (folder / "b.txt").read_bytes() == b"\xff\xfet\0w\0o\0"
+
+
+def test_a_change_that_a_crash_cut_off_is_undone(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, journal = contents(folder), Journal(tmp_path / "journal")
+
+    def half(new: dict[Path, bytes]) -> None:
+        file = next(iter(new))
+        file.write_bytes(new[file])
+        raise OSError("the power is gone")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="power"):
+        patched.setattr(edits, "write_together", half)
+        journal.write(rewritten(folder, {"a.txt": "1", "b.txt": "2"}), "find", [folder])
+    assert contents(folder) != before
+    journal.undo([folder], "0000000001", {})
+    assert contents(folder) == before
+
+
+def test_the_journal_forgets_the_oldest_and_reads_no_damage(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "journal"
+    journal = Journal(place)
+    monkeypatch.setattr(edits, "MOST_CHANGES", 2)
+    for text in "123":
+        journal.write(rewritten(folder, {"a.txt": text}), text, [folder])
+    assert sorted(path.name for path in place.glob("*.jsonl")) == ["0000000002.jsonl", "0000000003.jsonl"]
+    newest = place / "0000000003.jsonl"
+    head, _, body = newest.read_text().partition("\n")
+    newest.write_text(f"{head}\n{body.replace(str(folder), str(tmp_path))}")
+    with pytest.raises(ValueError, match="outside its folders"):
+        journal.undo([folder], "0000000003", {})
+    newest.write_text(f"{head}\n[1]")
+    with pytest.raises(ValueError, match="damaged"):
+        journal.undo([folder], "0000000003", {})
+    newest.write_text("{")
+    last = journal.last([folder])
+    assert last and last["what"] == "2"
+    monkeypatch.setattr(edits, "LARGEST_ENTRY", 10)
+    with pytest.raises(ValueError, match="too long"):
+        journal.write(rewritten(folder, {"a.txt": "4"}), "4", [folder])
+    assert (folder / "a.txt").read_text() == "3"
+
+
+def test_nothing_is_written_where_one_file_cannot_be(tmp_path: Path, folder: Path) -> None:
+    before, journal = contents(folder), Journal(tmp_path / "journal")
+    changes = [*rewritten(folder, {"a.txt": "1"}), Rewritten(folder / "gone" / "c.txt", b"3", "")]
+    with pytest.raises(OSError, match="No such"):
+        journal.write(changes, "text", [folder])
+    assert contents(folder) == before and journal.last([folder]) is None

@@ -1,0 +1,350 @@
+"""Change caption files together: what an operation makes of a text, safe writing, and a journal to undo it by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock
+from filelock import Timeout as LockTimeout
+
+from ..common.files import read_file, write_together, written_whole
+from ..common.json_files import parse_json
+from ..common.leftovers import remove_leftovers
+from ..common.values import is_count, is_object, is_text, is_texts, is_time, unfit
+from ..common.wording import say
+from ..config import CaptionConfig, setting
+from .captions import FIXED_SEPARATOR, split_tags
+
+LARGEST_TEXT = 2**17  # characters of a caption, as of a line that is read
+LARGEST_ENTRY = 2**27  # bytes of a change in the journal
+MOST_BYTES, MOST_CHANGES = 2**28, 1000  # of the journal; the oldest changes are forgotten
+LOCK_SECONDS = 20.0  # how long a change waits for another one
+_LINES = re.compile(r"(\r\n|\r|\n)")
+_ENTRY = re.compile(r"\d{10}\.jsonl")
+_HEADER = {"what": is_text, "when": is_time, "count": is_count, "folders": is_texts}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """What is done to the captions of a selection."""
+
+    kind: str  # text | find | add | remove | replace | sort
+    find: str = ""  # the text or the tag that is looked for
+    text: str = ""  # the new caption, the text or tag instead, or the tag that is added
+    case: bool = False  # find: as it is written
+    word: bool = False  # find: whole words alone
+    first: bool = False  # add: in front; sort: the most frequent tags of the selection first
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("text", "find", *_OF_TAGS):
+            raise ValueError(f"kind is {self.kind!r:.80}; it must be text, find, {', '.join(_OF_TAGS)}.")
+        if max(len(self.text), len(self.find)) > LARGEST_TEXT:
+            raise ValueError(f"A caption holds at most {LARGEST_TEXT:,} characters; shorten it.")
+        if self.kind in ("find", "remove", "replace") and not self.find.strip():
+            raise ValueError(say("Nothing is looked for; write a text or a tag."))
+        if self.kind == "add" and not self.text.strip():
+            raise ValueError(say("No tag is given; write one."))
+
+
+def edited(texts: Sequence[str], operation: Operation, captions: CaptionConfig) -> list[str]:
+    """Compute what an operation makes of the texts of caption files; lines that it does not concern stay as they are.
+
+    Tags are those that a run shuffles: between separators, and around |||, whose sections stay apart.
+    """
+    if operation.kind == "text":
+        return [operation.text] * len(texts)
+    if operation.kind == "find":
+        return [_found(text, operation) for text in texts]
+    counts = Counter(tag.casefold() for text in texts for part in _sections(text) for tag in _tags(part, captions))
+    return [_each_line(text, operation, captions, counts) for text in texts]
+
+
+def _found(text: str, operation: Operation) -> str:
+    """Put another text in the place of each that is found."""
+    pattern = re.escape(operation.find)
+    if operation.word:
+        pattern = rf"(?<!\w){pattern}(?!\w)"
+    return re.sub(pattern, lambda _: operation.text, text, flags=0 if operation.case else re.IGNORECASE)
+
+
+def _sections(text: str) -> list[str]:
+    return [part for line in _LINES.split(text)[::2] for part in line.split(FIXED_SEPARATOR)]
+
+
+def _tags(part: str, captions: CaptionConfig) -> list[str]:
+    return split_tags(part, captions.separator)
+
+
+def _each_line(text: str, operation: Operation, captions: CaptionConfig, counts: Mapping[str, int]) -> str:
+    """Change the tags of each line that has any; a text without any gets the tag that is added."""
+    pieces = _LINES.split(text)
+    if operation.kind == "add" and not text.strip():
+        return operation.text.strip()
+    for number in range(0, len(pieces), 2):  # the others are line ends
+        if pieces[number].strip():
+            sections = [_tags(part, captions) for part in pieces[number].split(FIXED_SEPARATOR)]
+            changed = _OF_TAGS[operation.kind](sections, operation, captions, counts)
+            if changed != sections:
+                pieces[number] = f" {FIXED_SEPARATOR} ".join(_joined(part, captions) for part in changed).strip()
+    return "".join(pieces)
+
+
+def _joined(tags: Iterable[str], captions: CaptionConfig) -> str:
+    separator = captions.separator
+    return (separator if separator[-1].isspace() else separator + " ").join(tags)
+
+
+def _same(tag: str, other: str) -> bool:
+    return tag.casefold() == other.strip().casefold()
+
+
+def _add(sections: list[list[str]], operation: Operation, captions: CaptionConfig, _: object) -> list[list[str]]:
+    new = [tag for tag in _tags(operation.text, captions) if not any(_same(tag, each) for s in sections for each in s)]
+    if operation.first:
+        return [new + sections[0], *sections[1:]]
+    return [*sections[:-1], sections[-1] + new]
+
+
+def _remove(sections: list[list[str]], operation: Operation, captions: CaptionConfig, _: object) -> list[list[str]]:
+    del captions
+    return [[tag for tag in part if not _same(tag, operation.find)] for part in sections]
+
+
+def _replace(sections: list[list[str]], operation: Operation, captions: CaptionConfig, _: object) -> list[list[str]]:
+    """Put tags in the place of one; what a line has already is not there twice."""
+    if not any(_same(tag, operation.find) for part in sections for tag in part):
+        return sections
+    new, seen, changed = _tags(operation.text, captions), set[str](), []
+    for part in sections:
+        tags = [each for tag in part for each in (new if _same(tag, operation.find) else [tag])]
+        changed.append([tag for tag in tags if not (tag.casefold() in seen or seen.add(tag.casefold()))])
+    return changed
+
+
+def _sort(
+    sections: list[list[str]], operation: Operation, captions: CaptionConfig, counts: Mapping[str, int]
+) -> list[list[str]]:
+    """Sort the tags that a run would shuffle; what it keeps in front, and the sections around |||, stay."""
+    at, keep = (0, captions.keep) if len(sections) == 1 else (1, 0)
+    fixed, flex = sections[at][:keep], sections[at][keep:]
+
+    def order(tag: str) -> tuple[int, str]:
+        return -counts[tag.casefold()] if operation.first else 0, tag.casefold()
+
+    return [*sections[:at], fixed + sorted(flex, key=order), *sections[at + 1 :]]
+
+
+_OF_TAGS: dict[str, Callable[..., list[list[str]]]] = {
+    "add": _add,
+    "remove": _remove,
+    "replace": _replace,
+    "sort": _sort,
+}
+
+
+class Rewritten(NamedTuple):
+    """A caption file, its new content (None: none), and the fingerprint of what a person saw there."""
+
+    file: Path
+    content: bytes | None
+    seen: str
+
+
+class Meanwhile(Exception):
+    """Other programs have changed files since a person saw them; nothing was written."""
+
+    def __init__(self, files: Mapping[Path, bytes | None]) -> None:
+        super().__init__(f"{len(files)} files were changed by another program")
+        self.files = dict(files)  # what is there now
+
+
+def fingerprint_of(content: bytes | None) -> str:
+    """Compute what tells one content of a file from another; "" without a file."""
+    return "" if content is None else hashlib.sha256(content).hexdigest()[:32]
+
+
+def content_of(file: Path) -> bytes | None:
+    """Read a caption file, None where there is none; raises OSError."""
+    try:
+        return read_file(file)
+    except FileNotFoundError:
+        return None
+
+
+def encoded(text: str, captions: CaptionConfig, file: Path) -> bytes:
+    """Encode a caption so that a run reads it: as UTF-8, or in the encoding of the settings; raises ValueError."""
+    codec = "utf-8" if captions.encoding == "auto" else captions.encoding
+    try:
+        return text.encode(codec)
+    except (UnicodeEncodeError, LookupError) as error:
+        raise ValueError(
+            f"{file.name} cannot be written as {codec}; set {setting('captions.encoding')} to auto, or leave out what "
+            "that encoding has no letters for."
+        ) from error
+
+
+class Journal:
+    """Changes of caption files, each with the earlier contents of its files, so that it can be undone on another day.
+
+    A change is one file of two lines: what it was, and the contents before and after. It is on the disk before any
+    caption is touched, so that a crash between two captions loses no text.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, changes: Sequence[Rewritten], what: str, folders: Collection[Path]) -> int:
+        """Write files together and remember what was there; return how many differ from before.
+
+        folders: where they lie. Raises Meanwhile, and then writes nothing, where one is no longer what a person saw;
+        OSError; ValueError while another change is being written.
+        """
+        with self._locked():
+            now = {each.file: content_of(each.file) for each in changes}
+            _check({each.file: (now[each.file], {each.seen}) for each in changes})
+            new = {each.file: each.content for each in changes if each.content != now[each.file]}
+            if new:
+                place = self._remember(what, {file: (now[file], content) for file, content in new.items()}, folders)
+                try:
+                    write_together(new)
+                except OSError:
+                    if all(content_of(file) == now[file] for file in new):  # a full disk, before the first one
+                        place.unlink()
+                    raise
+            return len(new)
+
+    def last(self, folders: Collection[Path]) -> dict[str, Any] | None:
+        """Describe the newest change in some folders: {what, when, count, number}; None without any."""
+        inside = {str(folder) for folder in folders}
+        for place in reversed(self._places()):
+            header = _header(place)
+            if header is not None and inside.issuperset(header["folders"]):
+                return {"what": header["what"], "when": header["when"], "count": header["count"], "number": place.stem}
+        return None
+
+    def undo(self, folders: Collection[Path], number: str, seen: Mapping[Path, str]) -> dict[str, Any]:
+        """Put the texts back that were there before the newest change in some folders, and forget it; describe it.
+
+        number: of the change that a person saw as the newest. seen: fingerprints of files that they put back although
+        another program changed them. Raises Meanwhile, ValueError and OSError as `write` does.
+        """
+        with self._locked():
+            last = self.last(folders)
+            if last is None or last["number"] != number:
+                raise ValueError(say("The captions were changed elsewhere; open the pictures again, then undo."))
+            place = self._folder / f"{number}.jsonl"
+            contents = _contents(place, folders)
+            now = {file: content_of(file) for file in contents}
+            known = {
+                file: (now[file], {fingerprint_of(before), fingerprint_of(after), seen.get(file)})
+                for file, (before, after) in contents.items()
+            }
+            _check(known)
+            write_together({file: before for file, (before, _) in contents.items() if before != now[file]})
+            place.unlink()
+            return last
+
+    def _locked(self) -> _Lock:
+        return _Lock(self._folder)
+
+    def _places(self) -> list[Path]:
+        """List the files of the changes, the oldest first."""
+        if not self._folder.is_dir():
+            return []
+        return sorted(path for path in self._folder.iterdir() if _ENTRY.fullmatch(path.name))
+
+    def _remember(
+        self, what: str, contents: Mapping[Path, tuple[bytes | None, bytes | None]], folders: Collection[Path]
+    ) -> Path:
+        """Put a change on the disk, and forget the oldest ones; raises ValueError for one that is too large."""
+        places = self._places()
+        number = int(places[-1].stem) + 1 if places else 1
+        own = [folder for folder in folders if any(file.is_relative_to(folder) for file in contents)]
+        header = {"what": what, "when": time.time(), "count": len(contents), "folders": [str(each) for each in own]}
+        files = {str(file): [_as_text(before), _as_text(after)] for file, (before, after) in contents.items()}
+        data = f"{json.dumps(header)}\n{json.dumps(files)}\n".encode("ascii")
+        if len(data) > LARGEST_ENTRY:
+            raise ValueError(say("These captions are too long to be changed at once; choose fewer pictures."))
+        new = self._folder / f"{number:010}.jsonl"
+        with written_whole(new) as temporary:
+            temporary.write_bytes(data)
+        left = MOST_BYTES - len(data)
+        for older, place in enumerate(reversed(places), 1):
+            left -= place.stat().st_size
+            if left < 0 or older >= MOST_CHANGES:
+                place.unlink()
+        return new
+
+
+class _Lock:
+    """Keeps other changes away for the length of a `with` block; raises ValueError where one takes long."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = FileLock(str(folder / "lock"), timeout=LOCK_SECONDS)
+
+    def __enter__(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire()
+        except LockTimeout as error:
+            raise ValueError(say("Other captions are being written; try again after that.")) from error
+        remove_leftovers(self._folder)
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+
+def _check(files: Mapping[Path, tuple[bytes | None, Collection[str | None]]]) -> None:
+    """Raise Meanwhile for the files whose content is none that may be replaced."""
+    strange = {file: now for file, (now, known) in files.items() if fingerprint_of(now) not in known}
+    if strange:
+        raise Meanwhile(strange)
+
+
+def _as_text(content: bytes | None) -> str | None:
+    """Write any bytes as a text that JSON holds; those that are no UTF-8 become half characters."""
+    return None if content is None else content.decode("utf-8", "surrogateescape")
+
+
+def _header(place: Path) -> dict[str, Any] | None:
+    """Read what a change was, None where its file is damaged."""
+    with suppress(OSError, ValueError), place.open("rb") as file:
+        header = parse_json(file.readline(2**16))
+        if is_object(header) and not unfit(header, _HEADER):
+            return header
+    return None
+
+
+def _contents(place: Path, folders: Collection[Path]) -> dict[Path, tuple[bytes | None, bytes | None]]:
+    """Read the contents before and after a change; raises ValueError for a damaged file, and for files elsewhere."""
+    try:
+        lines = read_file(place).split(b"\n")
+        files = parse_json(lines[1])
+        found = {
+            Path(file): (_as_bytes(before), _as_bytes(after))
+            for file, (before, after) in files.items()  # raises what a damaged file leads to
+        }
+    except (ValueError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"The record of this change is damaged; delete {place}.") from error
+    if any(not any(_lies_in(file, folder) for folder in folders) for file in found):
+        raise ValueError(f"The record of this change names files outside its folders; delete {place}.")
+    return found
+
+
+def _lies_in(file: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
+
+
+def _as_bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode("utf-8", "surrogateescape")
