@@ -32,6 +32,8 @@ from lora_atelier.trainer_core.data.scan.caption_tables import (
     read_caption,
     read_table,
 )
+from lora_atelier.trainer_core.data.scan.own_file import LARGEST as LARGEST_OWN
+from lora_atelier.trainer_core.data.scan.own_file import read_own
 from lora_atelier.trainer_core.lora_files.inspect import inspect_lora
 from lora_atelier.trainer_core.lora_files.lora import read_lora
 from lora_atelier.trainer_core.models.files.safetensors_file import LONGEST_HEADER, MOST_TENSORS, read_header
@@ -227,6 +229,10 @@ def in_run(*names: str) -> Callable[[Path], object]:
     return look
 
 
+def own_file(path: Path) -> object:
+    return read_own(path.parent)
+
+
 def model(path: Path) -> object:
     with open_weights(path) as weights:
         return [read() for read in weights.values()]
@@ -306,6 +312,14 @@ READERS = {
         TABLE_LIMIT,
         MOST_ENTRIES,
         MOST_DEPTH,
+    ),
+    "settings of single pictures": Reader(
+        own_file,
+        lambda draw: replaced({"pictures": {"a": {"focus": [1, 1], "repeats": 1, "role": "a"}}}, draw),
+        ("lora_atelier.json",),
+        LARGEST_OWN,
+        2000,
+        DEEPEST,
     ),
     "settings of other programs": Reader(
         bring,

@@ -315,6 +315,24 @@ AGAIN = [
 ]
 
 
+@pytest.mark.thorough
+def test_a_run_of_pictures_with_roles_and_focus_of_their_own_resumes_to_the_last_bit(config, tmp_path, cache):
+    """One of each role has masks and metadata like the others of its concept."""
+    config = change(config, train={"log": "none"})
+    varied, held = config.dataset.concepts
+    folder = tmp_path / "pictures"
+    shutil.copytree(varied.folder, folder)
+    own = {"0.png": {"focus": [0, 1]}, "1.png": {"role": "regularisation"}, "2.png": {"role": "validation"}}
+    (folder / "lora_atelier.json").write_text(json.dumps({"pictures": own}), encoding="utf-8")
+    config = config.replace(dataset=DatasetConfig(concepts=(varied.replace(folder=str(folder)), held)))
+    whole = run(config, tmp_path / "whole", cache)
+    result, notes = cut_and_go_on(config, tmp_path / "cut", cache, (after(1),))
+    assert same(whole, result) and any("lora_atelier.json gives 1 picture the role" in note for note in notes)
+    pictures, concepts = result.plan.manifest.pictures, result.plan.concepts
+    roles = [each.role for picture, each in zip(pictures, concepts, strict=True) if picture.concept != 1]
+    assert roles == ["train", "regularisation", "validation", "train", "train", "train"]
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.thorough if name in AGAIN else ()) for name in CASES]
 )

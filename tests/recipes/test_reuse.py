@@ -314,6 +314,9 @@ def test_the_first_note_names_a_run_of_another_name_or_what_differs(config, pict
     image.save(folder / "0.png")
     sentence = first_note(change(config, optimizer={"learning_rate": 1e-3}, lora={"rank": 4}))
     assert sentence.startswith(anew) and sentence.endswith(": pictures.")
+    (folder / "lora_atelier.json").write_text('{"pictures": {"1.png": {"repeats": 2}}}', encoding="utf-8")
+    sentence = first_note(change(config, optimizer={"learning_rate": 1e-3}, lora={"rank": 4}))
+    assert sentence.startswith(anew) and sentence.endswith(": settings of single pictures.")
     again = change(config, existing={"on_existing": "train again"})
     assert not first_note(again).startswith("Trained anew")  # as it was asked for
 

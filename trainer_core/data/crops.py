@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -101,11 +101,13 @@ def fit(
     angle: float = 0.0,
     color: Color = NEUTRAL,
     flip: bool = False,
+    focus: Point | None = None,
 ) -> Crop:
-    """Build the crop of a picture: resized to cover the bucket, cut at the centre.
+    """Build the crop of a picture: resized to cover the bucket, cut at the centre, or as near the focus as it goes.
 
     resized: replaces the covering size (see `choose_sizes`). zoom: enlarges it, at least 1. shift: moves the cut from
-    the centre, as a share -1..1 of the room to the left or top (negative) or to the right or bottom.
+    there, as a share -1..1 of the room to the left or top (negative) or to the right or bottom. focus: a point of the
+    picture as shares 0..1 of its sides.
     """
     whole = resized or cover(size, bucket)
     if zoom != 1.0:
@@ -114,7 +116,24 @@ def fit(
     if min(room) < 0:
         raise ValueError(f"{whole[0]}x{whole[1]} pixels do not cover the bucket {bucket[0]}x{bucket[1]}; enlarge them.")
     offset = (math.floor(room[0] * (1 + shift[0]) / 2), math.floor(room[1] * (1 + shift[1]) / 2))
-    return Crop(resized=whole, offset=offset, bucket=bucket, flip=flip, angle=angle, color=color)
+    crop = Crop(resized=whole, offset=offset, bucket=bucket, flip=flip, angle=angle, color=color)
+    return crop if focus is None else replace(crop, offset=_about(focus, crop, size, shift))
+
+
+def _about(focus: Point, crop: Crop, original: Size, shift: Point) -> Size:
+    """Compute the offset of a crop whose centre is as near a point of the picture as its edges allow, then shifted."""
+    across, down = ((share - 0.5) * side for share, side in zip(focus, original, strict=True))
+    cosine, sine = math.cos(math.radians(crop.angle)), math.sin(math.radians(crop.angle))
+    kept = _upright_share(original, crop.angle)
+    turned = (cosine * across + sine * down, cosine * down - sine * across)  # the inverse of `corners`
+
+    def start(side: int) -> int:
+        room = crop.resized[side] - crop.bucket[side]
+        middle = (turned[side] / (original[side] * kept) + 0.5) * crop.resized[side]
+        nearest = min(max(middle - crop.bucket[side] / 2, 0), room)
+        return min(max(math.floor(nearest + room * shift[side] / 2), 0), room)
+
+    return start(0), start(1)
 
 
 def variant(
@@ -126,13 +145,14 @@ def variant(
     picture: int,
     index: int,
     resized: Size | None = None,
+    focus: Point | None = None,
 ) -> Crop:
     """Build one of a picture's augmented crops, a pure function of (seed, picture, index).
 
     Each setting has its own draw, so that changing one setting does not change the others' effect.
     """
     if augment is None:
-        return fit(size, bucket, resized=resized)
+        return fit(size, bucket, resized=resized, focus=focus)
     draws = torch.rand(8, generator=generator(seed, "variant", picture, index), dtype=torch.float64).tolist()
 
     def within(amount: float, draw: int, middle: float = 0.0) -> float:
@@ -142,6 +162,7 @@ def variant(
         size,
         bucket,
         resized=resized,
+        focus=focus,
         shift=(within(augment.crop_jitter, 0), within(augment.crop_jitter, 1)),
         zoom=1 + augment.zoom * draws[2],
         angle=within(augment.rotation, 3),

@@ -18,8 +18,9 @@ from ..config import DatasetConfig, TrainConfig, setting
 from .buckets import BucketChoice, choose_sizes, cover, merge_buckets, parse_resolution
 from .captions import compose_caption, is_dropped, mentions_side, plain_caption, varies
 from .controls import Control, Reference, References, control_crop
-from .crops import Crop, variant
+from .crops import Crop, fit, variant
 from .holdout import hold_out
+from .roles import give_roles
 from .scan import Manifest, Picture
 from .shapes import shape_of
 from .visits import cycle_starts, shuffled, trained_resolutions, visit_offsets, visit_rates
@@ -366,6 +367,7 @@ class Plan:
                 bucket,
                 self.concepts[picture].augment,
                 resized=resized,
+                focus=self.manifest.pictures[picture].own.focus,
                 seed=self.train.seed,
                 picture=picture,
                 index=number,
@@ -373,9 +375,9 @@ class Plan:
         return self._crops[key]
 
     def _validation_sample(self, picture: int) -> Sample:
-        """Build the validation sample of a picture: centred crop, plain caption, no mask."""
+        """Build the validation sample of a picture: crop about its centre or focus, plain caption, no mask."""
         bucket, resized = self._buckets[picture][0]
-        crop = variant(self.size(picture), bucket, None, resized=resized, seed=0, picture=picture, index=0)
+        crop = fit(self.size(picture), bucket, resized=resized, focus=self.manifest.pictures[picture].own.focus)
         caption = plain_caption(self.manifest.pictures[picture].lines, self.concepts[picture].captions)
         return Sample(picture=picture, visit=0, crop=crop, caption=caption, use_mask=False, weight=1.0)
 
@@ -524,7 +526,7 @@ class Plan:
 
 def build_plan(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> Plan:
     """Plan a run; raises ValueError without a picture to train or hold out, or for pictures too narrow for a bucket."""
-    manifest = _without_narrow(manifest, dataset, train)
+    manifest, dataset = give_roles(_without_narrow(manifest, dataset, train), dataset)
     if not manifest.pictures:
         raise ValueError("The dataset has no picture; put pictures into the folders of its concepts.")
     roles = {dataset.concepts[p.concept].role for p in manifest.pictures}

@@ -152,7 +152,7 @@ def _text_rates(optimizer: OptimizerConfig, base: BaseModel) -> Any:
 
 def _dataset_metadata(config: RunConfig, plan: Plan) -> dict[str, Any]:
     """Describe the dataset with kohya's keys; counts are visits in an epoch."""
-    pictures, concepts, train = plan.manifest.pictures, config.dataset.concepts, config.train
+    pictures, concepts, train = plan.manifest.pictures, plan.dataset.concepts, config.train
     members = {number: [i for i in plan.trained if pictures[i].concept == number] for number in range(len(concepts))}
     visits = {number: sum((plan.rates[i] for i in each), Fraction()) for number, each in members.items()}
     folders: dict[str, dict[str, Any]] = {}

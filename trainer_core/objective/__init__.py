@@ -5,7 +5,7 @@ from .objective import Objective
 from .passes import Pass
 from .path import AffinePath
 from .settings import check_objective, describe_levels, objective_remarks
-from .terms import Term, check_captions, other_captions, prompts, strengths, terms_of, texts_beside
+from .terms import Term, check_captions, check_roles, other_captions, prompts, strengths, terms_of, texts_beside
 from .timesteps import level_shares
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Term",
     "check_captions",
     "check_objective",
+    "check_roles",
     "describe_levels",
     "draws_at",
     "level_shares",

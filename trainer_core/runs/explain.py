@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ..config import RunConfig
 
 MOST = 3  # settings of a node that are named
-DATA = ("pictures", "captions", "masks", "control pictures")
+OWN = "settings of single pictures"
+DATA = ("pictures", "captions", "masks", "control pictures", OWN)
 
 
 def explain_choice(
@@ -55,9 +56,11 @@ def _changed(run: RunFolder, inputs: Mapping[str, str], config: RunConfig) -> It
     stored: dict[str, str] = run.about.get("inputs") or {}
     if not stored or not is_words(stored):
         return
-    different = [part for part in inputs if stored.get(part) != inputs[part]]
+    different = [part for part in {**inputs, **stored} if stored.get(part) != inputs.get(part)]
     data = [part for part in DATA if part in different]
-    yield from data[:1] if data[:1] == ["pictures"] else data  # other pictures have other captions
+    if data[:1] == ["pictures"]:  # other pictures have other captions
+        data = [part for part in data if part in ("pictures", OWN)]
+    yield from data
     if "models" in different:
         yield "files of the base model or of LoRAs"
     for part in (part for part in PARTS if part in different):

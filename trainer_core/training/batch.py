@@ -32,7 +32,7 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
             if std is not None:
                 latents[i] += std * torch.randn(std.shape, generator=generator(seed, "latent", index, i))
     held = torch.tensor([plan.concepts[sample.picture].keeps_prediction for sample in samples])
-    mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, config, latents.shape[2:])
+    mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, latents.shape[2:])
     return Batch(
         index=DrawIndex(
             micro_batch=index,
@@ -51,7 +51,7 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
 
 
 def _masks(
-    encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig, axes: Sequence[int]
+    encoded: Encoded, micro_batch: MicroBatch, plan: Plan, axes: Sequence[int]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Build loss masks, normalize flags and prior weights of a micro-batch, as in `Batch`; None without masks.
 
@@ -63,7 +63,7 @@ def _masks(
         return None, None, None
     weights, normalize, prior = [], [], []
     for sample, mask in zip(micro_batch.samples, masks, strict=True):
-        settings = config.dataset.concepts[plan.manifest.pictures[sample.picture].concept].masks
+        settings = plan.concepts[sample.picture].masks
         if mask is None or settings is None:
             weights.append(torch.ones(1, *axes))
             normalize.append(False)

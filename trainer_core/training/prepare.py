@@ -43,7 +43,15 @@ from ..memory import (
 from ..models import BaseModel, check_weighted, word_ids
 from ..networks import Network, remarks_on_algorithm
 from ..networks.of_model import build_network, learning_rates
-from ..objective import Objective, check_captions, check_objective, objective_remarks, other_captions, terms_of
+from ..objective import (
+    Objective,
+    check_captions,
+    check_objective,
+    check_roles,
+    objective_remarks,
+    other_captions,
+    terms_of,
+)
 from ..optim import Ema, build_optimizer, check_optimizer, estimates
 from ..optim import remarks as optimizer_remarks
 from ..optim.noise_scale import NoiseScale
@@ -148,6 +156,7 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     if config.base_model.prompt_weights:
         check_weighted((*sorted(plan.captions()), *sorted(config.sample.texts())))
     check_embeddings(config.lora.embeddings, plan, outline)
+    check_roles(terms, plan)
     check_captions(terms, plan.captions(trained_only=True) if terms else ())
     keys = build_keys(config, models, manifest_digest(plan.manifest), outline.levels)
     inputs = build_parts(config, models, manifest_parts(plan.manifest), outline.levels)

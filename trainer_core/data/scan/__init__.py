@@ -13,6 +13,7 @@ from pathlib import Path
 from ...common.access import ANYWHERE, Access
 from ...common.axes import Size
 from ...common.callbacks import Callbacks
+from ...common.disk_errors import reason
 from ...common.wording import count, names, printable
 from ...config import ConceptConfig, DatasetConfig, node, setting
 from ..controls import Control, control_folders
@@ -37,15 +38,18 @@ from .folder import (
 )
 from .index import PLACE, Index
 from .mask_files import read_masks
+from .own_file import OWN_FILE, OwnFile, OwnSettings, find_own, read_own
 from .pictures import UNREADABLE_EXTENSIONS, examine_pictures, nothing_found, pictures_among
 from .report import FileOutcome, Report
 
 __all__ = [
+    "OWN_FILE",
     "PLACE",
     "File",
     "FileOutcome",
     "Index",
     "Manifest",
+    "OwnSettings",
     "Picture",
     "count",
     "file_at",
@@ -63,7 +67,9 @@ __all__ = [
 ]
 
 
-NOWHERE: tuple[Path, list[File], list[File]] = (Path(), [], [])  # without pictures
+USUAL = OwnSettings()
+OWN_PART = "settings of single pictures"  # of the parts of a dataset
+NOWHERE: tuple[Path, list[File], list[File], OwnFile] = (Path(), [], [], {})  # without pictures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +83,8 @@ class Picture:
     height: int
     digest: str  # sha256 of the file's bytes
     lines: tuple[str, ...] = ()  # of its caption text
-    repeats: int = 1  # from the name of its folder
+    repeats: int = 1  # from the name of its folder, times its own
+    own: OwnSettings = field(default_factory=OwnSettings)  # of the folder's own file
     mask: Path | None = None  # the picture's own path if its alpha channel is the mask
     mask_digest: str = ""  # "" without a mask
     controls: tuple[Control, ...] = ()  # one of each folder of control pictures, for an edit model
@@ -141,8 +148,9 @@ def scan(
 
 def _describe_leaks(pictures: list[Picture], dataset: DatasetConfig) -> list[str]:
     """List a sentence on validation pictures with the same content as trained ones."""
-    held = [p for p in pictures if dataset.concepts[p.concept].role == "validation"]
-    trained = {p.digest: p.name for p in pictures if dataset.concepts[p.concept].role != "validation"}
+    roles = {(p.concept, p.name): p.own.role or dataset.concepts[p.concept].role for p in pictures}
+    held = [p for p in pictures if roles[p.concept, p.name] == "validation"]
+    trained = {p.digest: p.name for p in pictures if roles[p.concept, p.name] != "validation"}
     leaks = [f"{p.name} (trained as {trained[p.digest]})" for p in held if p.digest in trained]
     if not leaks:
         return []
@@ -159,7 +167,7 @@ def glance(concept: ConceptConfig, access: Access = ANYWHERE) -> tuple[int, int]
     Only a file that holds all captions is read. Raises the ValueError of a scan for a folder that it could not use.
     """
     report = Report(concept=concept, access=access)
-    folder, files, found = _find_pictures(0, report)
+    folder, files, found, _ = _find_pictures(0, report)
     if report.errors:
         raise ValueError(printable(" ".join(report.errors)))
     captions = concept.captions.replace(missing="error")
@@ -172,8 +180,11 @@ def glance(concept: ConceptConfig, access: Access = ANYWHERE) -> tuple[int, int]
     return len(found), len(found) - len(lines)
 
 
-def _find_pictures(number: int, report: Report) -> tuple[Path, list[File], list[File]]:
-    """List a concept's folder, its files, and the pictures among them; without any the report has an error."""
+def _find_pictures(number: int, report: Report) -> tuple[Path, list[File], list[File], OwnFile]:
+    """List a concept's folder, its files, the pictures among them that are not left out, and what is set for each.
+
+    Without any the report has an error.
+    """
     concept = report.concept
     if not concept.folder.strip():
         report.errors.append(
@@ -196,7 +207,9 @@ def _find_pictures(number: int, report: Report) -> tuple[Path, list[File], list[
     for file in files:
         report.outcomes[file.name] = ("not used", file.ignored or "not a picture")
     kinds = {*picture_extensions(), *map(str.lower, concept.captions.extensions), *([""] if concept.recursive else [])}
-    if elsewhere := [file.name for file in files if file.ignored == ELSEWHERE and file.extension in kinds]:
+    if elsewhere := [
+        file.name for file in files if file.ignored == ELSEWHERE and (file.extension in kinds or file.name == OWN_FILE)
+    ]:
         some = count(elsewhere, "link leads", "links lead")
         sentence = f"{some} out of {folder} to a place that may not be read: {names(elsewhere)}"
         report.problem(elsewhere, ELSEWHERE, sentence, "allow that folder, or copy the files")
@@ -212,13 +225,48 @@ def _find_pictures(number: int, report: Report) -> tuple[Path, list[File], list[
         if not report.errors:
             report.errors.append(nothing_found(folder, files, report))
         return NOWHERE
-    return folder, files, found
+    own = _read_own(folder, files, found, report)
+    if found and all(own.get(file.name, USUAL).leave_out for file in found) and not report.errors:
+        report.errors.append(f"{folder / OWN_FILE} leaves out every picture; let one be trained, or delete the file.")
+    found = [file for file in found if not own.get(file.name, USUAL).leave_out]
+    return folder, [file for file in files if file.path.name != OWN_FILE], found, own
+
+
+def _read_own(folder: Path, files: list[File], found: list[File], report: Report) -> OwnFile:
+    """Read what the folder's own file sets for each picture; pictures that it leaves out are reported."""
+    beneath = [file.name for file in files if file.path.name == OWN_FILE and file.name != OWN_FILE]
+    if beneath:
+        some = "it" if len(beneath) == 1 else "they"
+        report.notes.append(
+            f"{names(beneath)} of {folder}: {some} counts only where Concept Dataset names that folder itself."
+        )
+    path = folder / OWN_FILE
+    if not any(file.name == OWN_FILE for file in files):
+        return {}
+    try:
+        settings, _ = read_own(path.parent)
+    except (ValueError, OSError) as error:
+        report.errors.append(
+            str(error) if isinstance(error, ValueError) else f"{path} cannot be opened ({reason(error)})."
+        )
+        return {}
+    report.outcomes[OWN_FILE] = ("settings", "of single pictures")
+    known = find_own(settings, [file.name for file in found])
+    if unknown := settings.keys() - known.values():
+        some = count(unknown, "entry of", "entries of")
+        verb = "names" if len(unknown) == 1 else "name"
+        report.notes.append(f"{some} {OWN_FILE} {verb} no picture in {folder}: {names(sorted(unknown))}.")
+    out = [name for name, own in known.items() if settings[own].leave_out]
+    report.outcomes |= dict.fromkeys(out, ("left out", f"by {OWN_FILE}"))
+    if out:
+        report.notes.append(f"{OWN_FILE} leaves out {count(out, 'picture')}: {names(out)}.")
+    return {name: settings[own] for name, own in known.items()}
 
 
 def _read_concept(number: int, report: Report, index: Index, callbacks: Callbacks) -> list[Picture]:
     """Read one concept's pictures; pictures with a problem are left out and reported."""
     concept = report.concept
-    folder, files, found = _find_pictures(number, report)
+    folder, files, found, own = _find_pictures(number, report)
     if not found:
         return []
     facts, digests = examine_pictures(folder, found, report, index, callbacks)
@@ -235,7 +283,8 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
             height=fact["height"],
             digest=digests[file.name],
             lines=captions[file.name],
-            repeats=folder_repeats(file.name) if concept.folder_repeats else 1,
+            repeats=own.get(file.name, USUAL).repeats * (folder_repeats(file.name) if concept.folder_repeats else 1),
+            own=own.get(file.name, USUAL),
             mask=masks[file.name][0],
             mask_digest=masks[file.name][1],
             controls=() if concept.paired else controls[file.name],
@@ -246,7 +295,11 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
         if file.name in captions and file.name in masks and file.name in controls
     ]
     report.outcomes |= {picture.name: ("picture", "") for picture in pictures}
-    repeated = Counter(picture.name.split("/")[0] for picture in pictures if picture.repeats > 1)
+    repeated = Counter(
+        picture.name.split("/")[0]
+        for picture in pictures
+        if concept.folder_repeats and folder_repeats(picture.name) > 1
+    )
     for name in repeated:
         report.notes.append(f"The pictures of {name} are repeated {numbered(name)[0]} times, as its name says.")
     if not pictures and not report.errors:
@@ -260,20 +313,29 @@ def manifest_digest(manifest: Manifest) -> str:
 
     Paths and times do not count.
     """
-    parts = [(p.concept, p.digest, p.lines, p.repeats, p.mask_digest, *_digests(p)) for p in manifest.pictures]
+    parts = [
+        (p.concept, p.digest, p.lines, p.repeats, p.mask_digest, *_digests(p), *_own(p)) for p in manifest.pictures
+    ]
     return hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()
 
 
 def manifest_parts(manifest: Manifest) -> dict[str, str]:
     """Compute the sha256 of each part of the training data, to tell which of them changed between two runs."""
     parts = {
-        "pictures": [(p.concept, p.digest, p.repeats) for p in manifest.pictures],
+        "pictures": [(p.concept, p.digest, p.repeats // p.own.repeats) for p in manifest.pictures],
         "captions": [p.lines for p in manifest.pictures],
         "masks": [p.mask_digest for p in manifest.pictures],
     }
     if any(map(_digests, manifest.pictures)):
         parts["control pictures"] = [_digests(p) for p in manifest.pictures]
+    if any(p.own != USUAL for p in manifest.pictures):
+        parts[OWN_PART] = [(p.concept, p.digest, p.own.to_dict()) for p in manifest.pictures if p.own != USUAL]
     return {name: hashlib.sha256(json.dumps(part).encode()).hexdigest() for name, part in parts.items()}
+
+
+def _own(picture: Picture) -> list[object]:
+    """List what the folder's own file sets for a picture, and no other value shows."""
+    return [picture.own.role, picture.own.focus] if picture.own.role or picture.own.focus else []
 
 
 def _digests(picture: Picture) -> list[str]:

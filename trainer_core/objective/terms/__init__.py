@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from ...common.wording import names
 from ...config import RunConfig
 from ...data.plan import MicroBatch, Plan
 from . import differential, guidance, preservation, prior, slider, uncertainty
@@ -44,6 +45,16 @@ def check_captions(terms: Sequence[Term], captions: Collection[str]) -> None:
         term.check(captions)
 
 
+def check_roles(terms: Sequence[Term], plan: Plan) -> None:
+    """Raise ValueError for roles of single pictures where no picture is learned."""
+    found = [picture.name for picture in plan.manifest.pictures if picture.own.role not in ("", "train")]
+    if found and not all(term.learns_pictures for term in terms):
+        raise ValueError(
+            f"A slider does not learn pictures, so that roles of single ones have no meaning; remove that of "
+            f"{names(found)}."
+        )
+
+
 def strengths(terms: Sequence[Term], micro_batch: MicroBatch) -> Strengths:
     """List the strengths of the network that a micro-batch is trained at, with its samples at each."""
     found = (term.strengths(micro_batch) for term in terms)
@@ -53,6 +64,7 @@ def strengths(terms: Sequence[Term], micro_batch: MicroBatch) -> Strengths:
 __all__ = [
     "Term",
     "check_captions",
+    "check_roles",
     "other_captions",
     "prompts",
     "strengths",
