@@ -8,6 +8,8 @@ from dataclasses import replace
 from ..common.rng import uniforms
 from ..common.wording import count, names
 from ..config import DatasetConfig, setting
+from .looks import alike
+from .roles import with_roles
 from .scan import Manifest
 
 WHY = "held out for validation"
@@ -17,56 +19,54 @@ def hold_out(manifest: Manifest, dataset: DatasetConfig, share: float, seed: int
     """Move a share of the pictures of role train, 0..1, to concepts of role validation, which come after all others.
 
     Every concept gives about that share and keeps one content at least. The order of files does not matter, and copies
-    of a picture stay together. Raises ValueError for a share that leaves no picture to validate.
+    and near-duplicates of a picture stay together. Raises ValueError for a share that leaves no picture to validate.
     """
     if not share:
         return manifest, dataset
     chosen = _choose(manifest, dataset, share, seed)
-    concepts, own = [*dataset.concepts], {}
-    pictures, moved = [], {}
-    for picture in manifest.pictures:
-        concept = dataset.concepts[picture.concept]
-        if concept.role == "train" and picture.digest in chosen:
-            if picture.concept not in own:
-                own[picture.concept] = len(concepts)
-                concepts.append(concept.replace(role="validation"))
-            moved[picture.concept, picture.name] = own[picture.concept]
-            picture = replace(picture, concept=own[picture.concept])
-        pictures.append(picture)
-    held = [name for _, name in moved]
+    held = [
+        picture
+        for picture in manifest.pictures
+        if dataset.concepts[picture.concept].role == "train" and picture.digest in chosen
+    ]
     note = f"Validation holds out {count(held, 'picture')}, which {'is' if len(held) == 1 else 'are'} not trained"
-    return replace(
-        manifest,
-        pictures=tuple(pictures),
-        notes=(*manifest.notes, f"{note}: {names(held)}."),
-        outcomes=tuple(
-            replace(file, concept=moved[file.concept, file.name], why=WHY)
-            if (file.concept, file.name) in moved
-            else file
-            for file in manifest.outcomes
-        ),
-    ), dataset.replace(concepts=tuple(concepts))
+    noted = replace(manifest, notes=(*manifest.notes, f"{note}: {names(picture.name for picture in held)}."))
+    roles = {(picture.concept, picture.name): "validation" for picture in held}
+    return with_roles(noted, dataset, roles, why=WHY)
 
 
 def _choose(manifest: Manifest, dataset: DatasetConfig, share: float, seed: int) -> set[str]:
     """Choose the contents to hold out, by their digests: those that draw the lowest numbers in each concept."""
-    contents: defaultdict[int, set[str]] = defaultdict(set)
-    known: set[str] = set()
-    for picture in sorted(manifest.pictures, key=lambda picture: picture.concept):
-        if dataset.concepts[picture.concept].role == "train" and picture.digest not in known:
-            known.add(picture.digest)
-            contents[picture.concept].add(picture.digest)
+    pictures = [picture for picture in manifest.pictures if dataset.concepts[picture.concept].role == "train"]
+    left: defaultdict[int, set[str]] = defaultdict(set)  # contents that each concept trains
+    for picture in pictures:
+        left[picture.concept].add(picture.digest)
+    known = {picture.digest: picture.look.hash for picture in pictures}
+    groups: defaultdict[int, list[frozenset[str]]] = defaultdict(list)  # by the first concept that has one of them
+    for group in alike(known):
+        groups[min(concept for concept, own in left.items() if not own.isdisjoint(group))].append(group)
     chosen: set[str] = set()
     before = 0
-    for digests in contents.values():
+    for _, own in sorted(groups.items()):
+        size = sum(map(len, own))
         # Rounded as a running total, so that concepts of few pictures give their share together.
-        number = round(share * (before + len(digests))) - round(share * before)
-        drawn = sorted(digests, key=lambda digest: (uniforms(seed, f"hold out/{digest}"), digest))
-        chosen |= set(drawn[: min(number, len(digests) - 1)])
-        before += len(digests)
+        number = round(share * (before + size)) - round(share * before)
+        before += size
+        drawn = sorted(own, key=lambda group: (uniforms(seed, f"hold out/{min(group)}"), min(group)))
+        taken: set[str] = set()
+        # Where near-duplicates are more than the share in every group, the smallest one stands for it.
+        for most in (number, min(map(len, own)) if number else 0):
+            for group in drawn:
+                fits = len(taken) + len(group) <= most and not taken & group
+                if fits and all(each - chosen - taken - group for each in left.values() if each & group):
+                    taken |= group
+            if taken:
+                break
+        chosen |= taken
     if not chosen:
         raise ValueError(
             f"validation_share {share:g} of {count(known, 'picture')} leaves no picture to validate and one to train; "
-            f"set {setting('train.validation_share')} higher, add pictures, or set it to 0."
+            f"set {setting('train.validation_share')} higher, add pictures, or set it to 0. Near-duplicates stay "
+            "together."
         )
     return chosen

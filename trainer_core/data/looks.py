@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -75,6 +75,37 @@ def near_duplicates(hashes: Sequence[str]) -> Iterator[tuple[int, int]]:
             continue
         for band in own:
             bands[band].append(i)
+
+
+def alike(hashes: Mapping[str, str]) -> list[frozenset[str]]:
+    """Group names by their hashes: near-duplicates, and near-duplicates of those, are one group.
+
+    The order does not matter. Whatever is near the same third picture must not be parted.
+    """
+    of_value: defaultdict[str, set[str]] = defaultdict(set)
+    for name, text in hashes.items():
+        of_value[text or f"none of {name}"].add(name)
+    values = sorted(value for value in of_value if not value.startswith("none"))
+    root = list(range(len(values)))
+
+    def top(i: int) -> int:
+        while root[i] != i:
+            root[i] = i = root[root[i]]
+        return i
+
+    bands: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for i, text in enumerate(values):
+        value = int(text, 16)
+        for band in _bands(value):
+            for j, other in bands[band]:
+                if (other ^ value).bit_count() <= MOST_APART:
+                    root[top(j)] = top(i)
+            bands[band].append((i, value))
+    groups: defaultdict[int | str, set[str]] = defaultdict(set)
+    at = {value: i for i, value in enumerate(values)}
+    for value, names in of_value.items():
+        groups[top(at[value]) if value in at else value] |= names
+    return [frozenset(group) for group in groups.values()]
 
 
 def _bands(value: int) -> Iterable[tuple[int, int]]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.config import ConceptConfig, DatasetConfig, TrainConfig
 from lora_atelier.trainer_core.data.holdout import hold_out
+from lora_atelier.trainer_core.data.looks import Look
 from lora_atelier.trainer_core.data.plan import build_plan
 from lora_atelier.trainer_core.data.scan import FileOutcome, Manifest, Picture
 from lora_atelier.trainer_core.preflight.report import manifest_table, report
@@ -63,6 +64,39 @@ def test_copies_of_a_picture_are_on_the_same_side() -> None:
     manifest, dataset = hold_out(*made(["a", "b", "a", "c"], ["a", "d", "b"]), 0.5, 0)
     sides = {(p.digest, dataset.concepts[p.concept].role) for p in manifest.pictures}
     assert len(sides) == 4 and {role for _, role in sides} == {"train", "validation"}
+
+
+def with_hashes(parts: tuple[Manifest, DatasetConfig], hashes: list[str]) -> tuple[Manifest, DatasetConfig]:
+    """Give pictures their looks, in order."""
+    pairs = zip(parts[0].pictures, hashes, strict=True)
+    return replace(parts[0], pictures=tuple(replace(p, look=Look(hash=text)) for p, text in pairs)), parts[1]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_near_duplicates_are_on_the_same_side_whatever_their_order(share: float, seed: int) -> None:
+    # Three chains: each picture is 5 bits from the next, so that the ends of a chain are 10 apart.
+    hashes = [f"{(0xF0F0F0F << (20 * chain)) ^ ((1 << 5 * link) - 1):016x}" for chain in range(3) for link in range(3)]
+    contents = [f"{number}" for number in range(9)] + [f"alone {number}" for number in range(6)]
+    hashes += [""] * 6
+    found = []
+    for order in (range(15), range(14, -1, -1), [*range(1, 15, 2), *range(0, 15, 2)]):
+        parts = with_hashes(made([contents[i] for i in order]), [hashes[i] for i in order])
+        out = set(held(*hold_out(*parts, share, seed)))
+        assert all(len(out & {contents[3 * chain + i] for i in range(3)}) in (0, 3) for chain in range(3))
+        assert 0 < len(out) <= round(share * 15)
+        found.append(out)
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_group_larger_than_the_share_is_held_out_whole_unless_nothing_would_be_left() -> None:
+    pairs = with_hashes(made([f"{i}" for i in range(6)]), [f"{i // 2 * 0x1111111111111111:016x}" for i in range(6)])
+    assert len(held(*hold_out(*pairs, 0.2, 0))) == 2
+    alone = with_hashes(made(["a", "b"]), ["00ff00ff00ff00ff"] * 2)
+    with pytest.raises(ValueError, match=r"leaves no picture to validate.*Near-duplicates stay together\.$"):
+        hold_out(*alone, 0.5, 0)
+    over_two = with_hashes(made(["a", "b", "c"], ["d"]), ["00ff00ff00ff00ff", "", "", "00ff00ff00ff00ff"])
+    assert all("d" not in held(*hold_out(*over_two, 0.4, seed)) for seed in range(6))  # its concept would be empty
 
 
 def test_only_pictures_of_the_role_train_are_held_out() -> None:
