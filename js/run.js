@@ -205,6 +205,7 @@ export class RunPage {
     const rows = [
       [t("base model"), run.base_model ?? "–"],
       [t("pictures"), String(run.pictures ?? "–")],
+      ...(run.odd.length ? [[t("odd pictures"), run.odd.join(", ")]] : []),
       ...concepts.map(([name, folder]) => {
         const repeats = run.settings[name.replace("folder", "repeats")];
         return [t("concept"), Number(repeats) > 1 ? t("{0}, {1} repeats", folder, repeats) : String(folder)];

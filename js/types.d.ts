@@ -211,6 +211,7 @@ interface Run extends ListedRun {
   files: { name: string; size: number }[];
   published: string[];
   pictures: number | null;
+  odd: string[]; // names of pictures
   begun_with: { step: number; run: string } | null;
   error?: undefined;
   unanswered?: undefined;

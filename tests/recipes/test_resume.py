@@ -32,8 +32,9 @@ from lora_atelier.trainer_core.config import (
     OptimizerConfig,
     SampleConfig,
 )
+from lora_atelier.trainer_core.data import fit
 from lora_atelier.trainer_core.optim import noise_scale as gradient_noise
-from lora_atelier.trainer_core.runs import find_runs
+from lora_atelier.trainer_core.runs import PICTURES, describe_in_detail, find_runs
 from lora_atelier.trainer_core.training import prepare, validate
 
 DRAWN = SampleConfig(prompts=("a thing",), steps=1, width=32, height=32)
@@ -345,6 +346,29 @@ def test_a_run_resumes_to_the_last_bit(name, config, tmp_path, cache):
     assert not equal(whole.tensors, {k: torch.zeros_like(t) for k, t in whole.tensors.items()})
     if config.train.early_stop_patience:
         assert len(whole.losses) < config.train.steps
+
+
+def test_a_run_that_weighs_its_pictures_resumes_to_the_last_bit(config, tmp_path, cache, monkeypatch):
+    """Looks at each visit, of which half of all pictures stand out: all happens within a few steps."""
+    for name, value in {"BINS": 1, "LOOK": 1, "KEPT": 2, "FEWEST": 2, "FENCE": 0.0}.items():
+        monkeypatch.setattr(fit, name, value)
+    train = {"steps": 8, "batch_size": 2, "validate_every": 0, "log": "none"}
+    saves = {"sample_every": 0, "save_every": 0}
+    objective = {"easy_weight": 0.125, "odd_pictures": "leave_out"}
+    concepts = config.dataset.concepts[:1]
+    watched = change(config, train=train, saves=saves, objective=objective).replace(
+        dataset=DatasetConfig(concepts=concepts)
+    )
+    whole, notes = run_with_notes(watched, tmp_path / "whole", cache)
+    known = json.loads((whole.run / PICTURES).read_text())
+    left_out = [each for each in known["pictures"] if not each["weight"]]
+    assert known["step"] == 8 and left_out and all(each["odd"] and each["caption"] for each in left_out)
+    assert any(0 < each["weight"] < 1 for each in known["pictures"])
+    for each in left_out:
+        assert sum(f"{each['name']} is left out after step" in note for note in notes) == 1
+    assert {each["name"] for each in left_out} == set(describe_in_detail(whole.run)["odd"])
+    result, _ = cut_and_go_on(watched, tmp_path / "cut", cache, (inside(5, 2),))
+    assert same(whole, result) and json.loads((result.run / PICTURES).read_text()) == known
 
 
 def test_the_best_weights_from_before_a_cut_are_those_of_the_run(config, tmp_path, cache, monkeypatch):

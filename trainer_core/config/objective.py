@@ -337,6 +337,23 @@ class ObjectiveConfig(Config):
         optional=True,
     )
 
+    easy_weight: float = row(
+        1.0,
+        "The least weight of easy pictures, whose loss stays in the lowest quarter of their concept. It halves every 8 "
+        "visits, and grows again once they are no longer easy. 0.125 is usual. 1 (default) = off.",
+        span=(0.01, 1, 0.05),
+        round=0.001,
+        advanced=True,
+        optional=True,
+    )
+    odd_pictures: Literal["name", "leave_out"] = row(
+        "name",
+        "Pictures whose loss stands out from their concept twice, at looks 8 visits apart, as with a wrong caption. "
+        "name (default): the report names them. leave_out: they teach nothing from then on.",
+        advanced=True,
+        optional=True,
+    )
+
     @property
     def weighted(self) -> bool:
         """Tell whether noise levels weigh differently."""
@@ -404,3 +421,9 @@ class ObjectiveConfig(Config):
             )
         if self.loss_on == "x0":
             raise ValueError(f"A slider is of predictions; set {self.named('loss_on')} to prediction.")
+        watched = {"easy_weight": self.easy_weight < 1, "odd_pictures": self.odd_pictures != "name"}
+        if name := next((name for name, on in watched.items() if on), ""):
+            raise ValueError(
+                f"A slider learns its prompts and no picture, so none is easy or odd; set {self.named(name)} to "
+                f"{rows_of(type(self))[name].default}."
+            )

@@ -40,6 +40,7 @@ MOST_CURVES = 32  # concepts, and learning rates, that have one
 MOST_NOTES, LONGEST_NOTE = 100, 10_000  # notes, characters of one
 MOST_PROMPTS, LONGEST_PROMPT = 64, 500  # prompts of the samples, characters of one
 MOST_SAVES = 1000  # that are looked at, the newest
+MOST_ODD = 20  # pictures that are named
 MOST_COPIES = 100  # files of a save, and copies in other folders
 
 
@@ -112,7 +113,7 @@ def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) 
         "loss_words": "",
     }
     described |= (
-        {"curves": None, "best": None, "notes": [], "prompts": [], "settings": {}, "nodes": [], "files": []}
+        {"curves": None, "best": None, "notes": [], "prompts": [], "settings": {}, "nodes": [], "files": [], "odd": []}
         if curves
         else {}
     )
@@ -125,6 +126,7 @@ def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) 
         described |= _files(run, checkpoints, roots, verify=verify)
         if curves:
             described |= {"prompts": _prompts(run), "settings": settings_of(run), "files": files_of(run)}
+            described["odd"] = [each[:LONGEST] for each in run.odd_pictures()[:MOST_ODD]]
             described["nodes"] = nodes_of(run, described["settings"])
     except ValueError as error:  # of another format, or damaged
         described["sentence"] = str(error)

@@ -23,7 +23,7 @@ import platform
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -72,8 +72,12 @@ HISTORY = "history.safetensors"  # in a save: losses and validation losses
 FILES = "files.json"  # in a save: the list of its LoRA files
 PUBLISHED = "published.json"  # in a run's folder: copies of its files in other folders
 WORKFLOW, TITLE, PICTURE = "workflow.json", "title.json", "picture.png"
+PICTURES = "pictures.json"  # what the watch over each picture has found, written with each save
 # of a run's folder
-PARTS = (RUN, RESULT, LOG, SUMMARY, CHECKPOINTS, SAMPLES, LORAS, PUBLISHED, WORKFLOW, TITLE, PICTURE, LOCK, OWNER)
+PARTS = (
+    *(RUN, RESULT, LOG, SUMMARY, CHECKPOINTS, SAMPLES, LORAS, PUBLISHED, WORKFLOW, TITLE, PICTURE, PICTURES),
+    *(LOCK, OWNER),
+)
 CLAIMS = ".lock"  # in the folder of runs
 CLAIM = 60.0  # seconds to wait for a process that chooses a run: it reads that run's last save
 PROBE = 0.5  # seconds to wait for the lock, which `busy` may hold for a moment
@@ -82,6 +86,7 @@ SILENT = 120.0  # seconds without one after which a process of another machine h
 LOG_TAIL = 2**24  # bytes of the log that are read, its end
 NEWEST_TAIL = 2**18  # the same where only its newest steps are
 LONGEST_LINE = 2**16  # bytes of a line of the log
+MOST_PICTURES = 20_000  # whose comparisons are kept, the worst
 MOST_FILES, LARGEST_LIST = 2000, 2**20  # of a save; bytes of their list, of which each reading parses all
 LONGEST_TITLE = 100  # characters
 _STEP = re.compile(r"step-([0-9]{8,})")
@@ -401,6 +406,16 @@ class RunFolder:
         """Write the summary for people."""
         with written_whole(self.path / SUMMARY) as temporary:
             temporary.write_text(text, encoding="utf-8")
+
+    def write_pictures(self, step: int, pictures: Sequence[Mapping[str, Any]]) -> None:
+        """Write how the losses of pictures compare, the worst first: {step, pictures: what `watched` tells of each}."""
+        write_json(self.path / PICTURES, {"format": FORMAT, "step": step, "pictures": pictures[:MOST_PICTURES]})
+
+    def odd_pictures(self) -> list[str]:
+        """List the names of the pictures that stood out, the worst first."""
+        pictures = (read_object(self.path / PICTURES) or {}).get("pictures")
+        found = (each for each in pictures if is_object(each)) if isinstance(pictures, list) else ()
+        return [printable(each["name"]) for each in found if each.get("odd") is True and is_text(each.get("name"))]
 
     def keep_workflow(self, workflow: Mapping[str, Any]) -> None:
         """Write the workflow that trains the run, unless it is too large to be read again."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..common.tensor_tree import load_state
 from ..config import node, run_again
-from ..data.fit import BINS
+from ..data.fit import BYTES
 from ..optim import arguments, build_optimizer, check_shapes, describe, load_exactly
 from ..optim.noise_scale import looked_at
 from ..preflight.disk import Ahead
@@ -161,7 +161,7 @@ CONTENT: dict[str, tuple[Field, ...]] = {
         Field("losses", lambda run: _series(run.losses), _put_losses, lambda ahead: [8 * ahead.plan.steps]),
         Field("concepts", _concepts_of, _put_concepts, _bytes_of_concepts),
         Field("validation", lambda run: run.validation, _put_validation),
-        _own("fits", lambda ahead: [(8 + 4 * BINS) * len(ahead.plan.manifest.pictures)]),
+        _own("fits", lambda ahead: [BYTES * len(ahead.plan.manifest.pictures)]),
         Field("best", lambda run: run.best and (run.best.steps, run.best.loss)),  # for the result
     ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ def save(run: Run, *, stays: bool = False, at_end: bool = False, lora: bool = Tr
 
     try:
         run.folder.write_summary(summary(run))
+        run.folder.write_pictures(run.at, watched(run))
         checkpoint = run.folder.save(run.at, write, stays=stays)
     except DISK_ERRORS:
         run.folder.prune(1)  # may free enough room
@@ -231,6 +233,22 @@ def _save_at_least_state(run: Run) -> Checkpoint:
     except (ValueError, TypeError, RuntimeError) as error:  # of the LoRA; the run can be resumed from its state
         run.callbacks.note(f"The LoRA of step {run.at} could not be written: {error}")
         return save(run, lora=False)
+
+
+def watched(run: Run) -> list[dict[str, Any]]:
+    """Describe the pictures that have losses, the worst first: their files, captions, and how their losses compare."""
+    pictures = run.plan.manifest.pictures
+    folders = [Path(concept.folder).name for concept in run.config.dataset.concepts]
+    return [
+        {
+            "name": pictures[i].name,
+            "folder": folders[pictures[i].concept],
+            "sha256": pictures[i].digest,
+            "caption": "\n".join(pictures[i].lines),  # as it was trained
+            **asdict(fit),
+        }
+        for i, fit in run.fits.fits().items()
+    ]
 
 
 def summary(run: Run) -> str:

@@ -81,9 +81,15 @@ class Run:
     reported: set[str] = field(default_factory=set)  # kinds of problems already reported
 
     def __post_init__(self) -> None:
-        """Create an empty list of losses for each concept, and empty sums for each picture."""
+        """Create an empty list of losses for each concept, and begin the watch over each picture."""
         self.wishes = Asked(self.folder.path)
-        self.fits = PictureLosses([picture.digest for picture in self.plan.manifest.pictures])
+        pictures, objective = self.plan.manifest.pictures, self.config.objective
+        self.fits = PictureLosses(
+            [picture.digest for picture in pictures],
+            [picture.concept for picture in pictures],
+            objective.easy_weight,
+            objective.odd_pictures == "leave_out",
+        )
         self.concepts = self.concepts or {name: [] for name in self.plan.concept_names().values()}
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..common.callbacks import Norms, StepReport
 from ..common.wording import names
+from ..data.fit import describe_left_out
 from ..data.plan import MicroBatch
 from ..memory import peak_bytes
 from ..objective import Draws, prompts, strengths
@@ -37,7 +38,7 @@ def micro_batches_of(run: Run) -> Iterator[MicroBatch]:
             # Dropout masks are drawn from this number, again where the backward pass recomputes.
             network.set_micro_batch(micro_batch.index)
             network.reverse(strength < 0)
-            yield micro_batch
+            yield weighed(micro_batch, run)
     if not own or own[-1] < half:
         halfway()
     # Reached when the step asks for one more: validation and samples know no dropout.
@@ -165,9 +166,21 @@ def count(run: Run, numbers: StepNumbers) -> None:
         losses.append(numbers.concepts.get(name, math.nan))
     fits = all(term.learns_pictures for term in run.objective.terms)
     for picture, level, loss in numbers.samples:
-        if fits and run.plan.concepts[picture].role == "train":  # others should not fit
-            run.fits.add(picture, level / len(run.objective.path), loss)
+        if not fits or run.plan.concepts[picture].role != "train":  # others should not fit
+            continue
+        if run.fits.add(picture, level / len(run.objective.path), loss) and run.fits.leaves_out:
+            known = run.plan.manifest.pictures[picture]
+            run.callbacks.note(describe_left_out(known.name, known.lines, run.fits.fits()[picture], run.at))
     run.updating = False
+
+
+def weighed(micro_batch: MicroBatch, run: Run) -> MicroBatch:
+    """Weigh samples by what the watch over their pictures has found; the same object where all weigh 1."""
+    weights = [run.fits.weight(sample.picture) for sample in micro_batch.samples]
+    if all(weight == 1 for weight in weights):
+        return micro_batch
+    samples = zip(micro_batch.samples, weights, strict=True)
+    return replace(micro_batch, samples=tuple(replace(each, weight=each.weight * weight) for each, weight in samples))
 
 
 def pictures_of(micro_batches: Sequence[MicroBatch]) -> list[int]:

@@ -184,6 +184,11 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (c.TrainConfig, {"resolution": 64, "bucket_step": 128}, "bucket_step"),
     (c.TrainConfig, {"seed": -1}, "seed"),
     (c.TrainConfig, {"early_stop_min_improvement": 1}, "early_stop_min_improvement"),
+    (
+        c.ObjectiveConfig,
+        {"slider": "prompts", "slider_positive": "old", "easy_weight": 0.5},
+        "none is easy or odd; set easy_weight of Noise & Loss to 1",
+    ),
     (c.TrainConfig, {"plateau_patience": 3}, "plateau_patience 3 needs .* set validate_every of"),
     (c.TrainConfig, {"early_stop_patience": 3}, "early_stop_patience 3 needs .* set validate_every of"),
     (c.SampleConfig, {"width": 500}, "multiple of 8"),
