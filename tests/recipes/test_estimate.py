@@ -6,7 +6,7 @@ import shutil
 import pytest
 from estimates import estimate, meta_base
 from PIL import Image
-from prepared import prepared
+from prepared import CPU, estimated, prepared
 from safetensors.torch import save_file
 from tiny_models import family_tensors, tiny_unet
 from tiny_runs import tiny_config
@@ -20,9 +20,11 @@ from lora_atelier.trainer_core.config import (
     MaskConfig,
     ObjectiveConfig,
 )
+from lora_atelier.trainer_core.memory import LEVELS
 from lora_atelier.trainer_core.memory import recompute as recompute_blocks
 from lora_atelier.trainer_core.models.sd import load_base_model
 from lora_atelier.trainer_core.models.sd.units import units
+from lora_atelier.trainer_core.preflight import memory as preflight
 from lora_atelier.trainer_core.preflight.estimate import LiveBytes
 from lora_atelier.trainer_core.train import train
 from lora_atelier.trainer_core.training.prepare import apply_memory
@@ -84,6 +86,26 @@ def test_the_dry_run_takes_what_the_training_loop_takes(checkpointing, checkpoin
     found = estimate(meta_base(checkpointing == "full"), shape={"samples": 2})
     assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
     assert found.weights == sum(t.nbytes for t in tiny_unet().state_dict().values())
+
+
+@pytest.mark.parametrize("level", ["2", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("0", "full"))])
+def test_what_other_programs_keep_stays_free(level, checkpoint, folder, monkeypatch):
+    """Without the budget nothing would be recomputed; with it the bytes of the loop stay in the rest."""
+    config = run_config(checkpoint, folder, batch_size=2, checkpointing="auto")
+    needed = {each: estimated(config, each, samples=2) for each in LEVELS}
+    free, room = 2 * needed["0"].total, needed[level].total + 1
+    budget = config.replace(memory=config.memory.replace(keep_free=(free - room) / 1e9))
+    monkeypatch.setattr(preflight, "free_bytes", lambda _: free)
+    plan = prepared(config, folder).plan
+
+    def chosen(config):
+        return preflight.fit_memory(config, plan, preflight.outline_run(config), CPU)
+
+    assert chosen(config)[0][0].checkpointing == "0"
+    (memory, *_), said = chosen(budget)
+    assert f"with gradient checkpointing {level}." in said and "GB for other programs" in said
+    taken = measure_loop(budget.replace(memory=memory), folder) + needed[level].weights
+    assert 0.95 * room < taken <= 1.05 * room
 
 
 def test_text_encoders_that_are_trained_are_part_of_it(folder, comfyui):

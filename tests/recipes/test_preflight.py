@@ -84,6 +84,15 @@ def test_what_fits_in_no_way_names_smaller_weights_and_batches(config, tmp_path,
         run(config, tmp_path, source=NeverLoaded(config.base_model))
 
 
+def test_what_other_programs_keep_is_no_room_to_be_tight_in(config, totals, tmp_path, monkeypatch):
+    """A run that could begin without a budget is refused in one sentence, which names a budget that fits."""
+    let_be_free(monkeypatch, round(0.95 * totals(config)["full"]) + 2 * 10**9)
+    kept = config.replace(memory=MemoryConfig(keep_free=2))
+    refused = r"and .* GB are free beside the 2 GB of keep_free of Memory: set .*; or keep_free 1\.9\.$"
+    with pytest.raises(ValueError, match=refused):
+        run(kept, tmp_path, source=NeverLoaded(config.base_model))
+
+
 def test_trained_text_encoders_and_longer_captions_need_more(config):
     texts = change(config, optimizer={"text_encoder_learning_rate": 1e-4})
     plain = estimated(config).total

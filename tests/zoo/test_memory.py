@@ -10,6 +10,7 @@ from zoo.linked import linked, source_of
 from zoo.trial import Trial
 
 from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.nodes.comfyui.connected.host import ComfyUIHost
 from lora_atelier.nodes.comfyui.connected.trial import bytes_kept
 from lora_atelier.trainer_core.config import (
     ConceptConfig,
@@ -64,13 +65,13 @@ def test_more_recomputed_blocks_take_less():
     assert peaks[0] > 1.1 * peaks[1] > 1.2 * peaks[2]
 
 
-def fitted(monkeypatch, free, peak):
+def fitted(monkeypatch, free, peak, keep_free=0):
     """Choose the settings of a run with so many bytes free; peak: gives the measurement at the level that is set."""
     config = RunConfig(
         base_model=linked("flux_dev"),
         dataset=DatasetConfig(concepts=(ConceptConfig(folder="x"),)),
         lora=LoraConfig(rank=4),
-        memory=MemoryConfig(checkpointing="auto"),
+        memory=MemoryConfig(checkpointing="auto", keep_free=keep_free),
     )
     base = source_of(config.base_model).load(torch.float32)
     shapes = SimpleNamespace(
@@ -95,6 +96,21 @@ def test_the_fastest_settings_that_fit_are_taken_and_told_as_an_estimate(monkeyp
     )
     assert [memory.checkpointing for memory in ladder] == ["3", "4", "full"]
     assert said.startswith("Memory: about 0.8 GB beside the model's weights, 1.0 GB are free, with gradient")
+
+
+def test_what_other_programs_keep_is_asked_of_comfyui_too(monkeypatch):
+    asked = []
+    monkeypatch.setattr(ComfyUIHost, "reserve", lambda _, size: asked.append(size))
+
+    def peak(blocks):
+        return measured.Peak(once=0, sample=(5 - blocks) * 2e8, position=0, latents=PICTURES)
+
+    ladder, said = fitted(monkeypatch, 3 * 10**9, peak, keep_free=2)
+    assert [memory.checkpointing for memory in ladder] == ["3", "4", "full"]
+    assert "1.0 GB are free beside the 2 GB of keep_free of Memory, with" in said
+    assert 2.7e9 < asked[-1] < 3e9
+    with pytest.raises(ValueError, match=r"0\.0 GB are free beside the 3 GB of keep_free of Memory; lower keep_free"):
+        fitted(monkeypatch, 3 * 10**9, peak, keep_free=3)
 
 
 def test_what_each_block_keeps_is_counted():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from .base import Config
-from .rows import aside, needed, row
+from .rows import Span, aside, needed, row
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 WeightPrecision = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8", "nf4"]
@@ -145,9 +145,9 @@ class BaseModelConfig(Config):
     connected: ConnectedConfig | None = None
 
 
-def _beside(default: Any, words: str, **more: Any) -> Any:
+def _beside(default: Any, words: str, span: Span = (), **more: Any) -> Any:
     """Declare the row of a setting that changes rounding at most."""
-    return row(default, words, decides="nothing", **more)
+    return row(default, words, span, decides="nothing", **more)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,3 +206,17 @@ class MemoryConfig(Config):
         advanced=True,
         optional=True,
     )
+    keep_free: float = _beside(
+        0.0,
+        "GB of the device's memory that the steps leave to other programs, as 2. Settings at auto are chosen to fit "
+        "into the rest. 0 (default): the run may take all that is free.",
+        (0, 1000, 0.5),
+        unit="GB",
+        advanced=True,
+        optional=True,
+    )
+
+    @property
+    def kept_free(self) -> int:
+        """The bytes that the steps leave to other programs."""
+        return round(self.keep_free * 1e9)

@@ -18,6 +18,7 @@ from .device import (
     with_room,
 )
 from .gradient_checkpointing import LEVELS, keep_activations, recompute
+from .messages import are_free
 from .setup import describe, kept_activations, moves_weights, prepare, rungs
 from .stream import Stream, activations_in_ram
 from .tensor_float import tensor_float
@@ -33,6 +34,7 @@ __all__ = [
     "Stream",
     "Watched",
     "activations_in_ram",
+    "are_free",
     "attention_kernel",
     "begin_peak",
     "check_attention",

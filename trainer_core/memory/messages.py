@@ -19,6 +19,12 @@ def to_lower(memory: MemoryConfig) -> str:
     )
 
 
+def are_free(free: float, memory: MemoryConfig) -> str:
+    """Say how many bytes a run may take, and what it leaves to other programs."""
+    left = f" beside the {memory.keep_free:g} GB of {setting('memory.keep_free')}" if memory.keep_free else ""
+    return f"{max(free, 0) / 1e9:.1f} GB are free{left}"
+
+
 def repeated_with_less(step: int, memory: MemoryConfig) -> str:
     """Say that a step is repeated with settings that need less memory."""
     return f"Out of memory at step {step}; the step is repeated with {describe(memory)}."

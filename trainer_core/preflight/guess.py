@@ -167,7 +167,7 @@ def fits_memory(config: RunConfig, plan: Plan, device: torch.device, free: float
     ladder = rungs(config.memory, device)
     stays = [each for each in ladder if (each.offload_weights, each.offload_activations) == ("none", "off")]
     smallest = (stays or ladder)[-1]
-    room = free - kind_of(device).reserve
+    room = free - kind_of(device).reserve - config.memory.kept_free
 
     def fits(resolution: int, batch: int) -> bool:
         square = outline.base.latents.axes((resolution, resolution))

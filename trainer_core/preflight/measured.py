@@ -18,7 +18,7 @@ from ..common.devices import kind_of
 from ..config import MemoryConfig, ObjectiveConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
-from ..memory import describe, empty_cache, free_bytes, out_of_memory, recompute, rungs
+from ..memory import are_free, describe, empty_cache, free_bytes, out_of_memory, recompute, rungs
 from ..models import BaseModel, Conditioning, Host, LatentFormat, differentiable, word_ids
 from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
@@ -151,7 +151,8 @@ def fit_measured(
         rates = learning_rates(config.optimizer, base)
         network = build_network(base, config, rates, start.layers if start else None).to(device, dtype)
         kept = network_bytes(network, config)
-        free, shares = free_bytes(device), kind_of(device).shares_ram
+        others, shares = config.memory.kept_free, kind_of(device).shares_ram
+        free = free_bytes(device) - others
         with network.attached():
             smallest = min(plan.fullest_batches(), key=math.prod)
             remarks = _try_out(host, base.latents, network, caption, smallest, references, live)
@@ -164,14 +165,15 @@ def fit_measured(
                 if peak is None:
                     continue
                 needed = kept + peak.at(samples, size)
-                host.reserve(needed)
-                if needed <= (free if shares else room) or (last and not shares):
-                    sizes = f"{needed / 1e9:.1f} GB beside the model's weights, {free / 1e9:.1f} GB are free"
+                host.reserve(needed + others)
+                if needed <= (free if shares else room) or (last and not shares and not others):
+                    sizes = f"{needed / 1e9:.1f} GB beside the model's weights, {are_free(free, config.memory)}"
                     return ladder[number:], " ".join([f"Memory: about {sizes}, with {describe(memory)}.", *remarks])
     about = "more" if peak is None else f"about {needed / 1e9:.1f} GB"
+    lower = f"{setting('memory.keep_free')}, batch_size" if others else "batch_size"
     raise ValueError(
-        f"This run needs {about} beside the model's weights with {describe(ladder[-1])}, and {free / 1e9:.1f} GB are "
-        f"free; lower batch_size or {setting('train.resolution')}."
+        f"This run needs {about} beside the model's weights with {describe(ladder[-1])}, and "
+        f"{are_free(free, config.memory)}; lower {lower} or {setting('train.resolution')}."
     )
 
 

@@ -15,6 +15,7 @@ from ..data.plan import Plan
 from ..memory import (
     DTYPES,
     Stream,
+    are_free,
     describe,
     free_bytes,
     moves_weights,
@@ -41,22 +42,26 @@ def fit_memory(
     held: bytes of the model's files that are already in RAM. vae: the autoencoder's outline, where it encodes while
     training.
     """
-    kind = kind_of(device)
-    free = free_bytes(device) - kind.reserve + (held if kind.shares_ram else 0)
+    kind, kept = kind_of(device), config.memory.kept_free
+    free = free_bytes(device) - kind.reserve + (held if kind.shares_ram else 0) - kept
+    error = 0 if kept else ERROR  # what others were promised is no room to be tight in
     shape = largest_micro_batch(config, plan, outline.base)
     ladder = rungs(config.memory, device)
     encoding = None if vae is None else encoding_of(config, plan, outline.base, vae, device)
     for i, memory in enumerate(ladder):
         estimate = estimate_run(config, outline, memory, shape, device, encoding)
-        if estimate.total <= free or (i + 1 == len(ladder) and estimate.total * (1 - ERROR) <= free):
+        if estimate.total <= free or (i + 1 == len(ladder) and estimate.total * (1 - error) <= free):
             tight = "" if estimate.total <= free else ", which is tight"
-            room = f"{estimate.gigabytes} of {free / 1e9:.1f} GB that are free"
+            left = f" beside {config.memory.keep_free:g} GB for other programs" if kept else ""
+            room = f"{estimate.gigabytes} of {free / 1e9:.1f} GB that are free{left}"
             return ladder[i:], f"Memory: about {room}, with {describe(memory)}{tight}."
-    found = _remedies(config, shape, outline.base.denoiser.dtype, device, free, encoding)
+    found = list(_remedies(config, shape, outline.base.denoiser.dtype, device, free, encoding))
+    if kept and (less := free + kept - estimate.total) >= 0:
+        found.append(f"keep_free {math.floor(less / 1e8) / 10:g}")
     remedies = "; or ".join(found) or "lower the resolution"
     raise ValueError(
-        f"This run needs about {estimate.gigabytes} of memory with {describe(memory)}, and {free / 1e9:.1f} GB are "
-        f"free: set {remedies}."
+        f"This run needs about {estimate.gigabytes} of memory with {describe(memory)}, and "
+        f"{are_free(free, config.memory)}: set {remedies}."
     )
 
 
@@ -139,7 +144,7 @@ def _remedies(
         estimate = estimate_run(config, outline, memory, replace(shape, samples=count), device, beside)
         return estimate if estimate.total <= free else None
 
-    own = MemoryConfig(attention=config.memory.attention, encodings=config.memory.encodings)
+    own = MemoryConfig(**{name: getattr(config.memory, name) for name in ("attention", "encodings", "keep_free")})
     every = rungs(own, device)
     smallest = every[-1]
     for memory in every if fits(config, smallest, shape.samples) else ():  # else each would be tried in vain
