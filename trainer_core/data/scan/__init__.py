@@ -238,7 +238,7 @@ def _read_own(folder: Path, files: list[File], found: list[File], report: Report
     if beneath:
         some = "it" if len(beneath) == 1 else "they"
         report.notes.append(
-            f"{names(beneath)} of {folder}: {some} counts only where Concept Dataset names that folder itself."
+            f"{names(beneath)} of {folder}: {some} count{'s' if len(beneath) == 1 else ''} only where that folder itself is the folder of a dataset."
         )
     path = folder / OWN_FILE
     if not any(file.name == OWN_FILE for file in files):

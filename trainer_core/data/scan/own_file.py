@@ -74,7 +74,7 @@ def own_of(value: Any, where: str) -> OwnSettings:
         raise ValueError(f"{where}: leave_out is {_short(leave_out)}; set it to true or false.")
     if role == "prior_prediction":
         raise ValueError(
-            f"{where}: prior_prediction needs captions of its own; give these pictures a Concept Dataset of that role."
+            f"{where}: prior_prediction needs captions of its own; move these pictures to a dataset of that role."
         )
     if role not in ("", *ROLES):
         raise ValueError(f"{where}: role is {_short(role)}; set it to {', '.join(ROLES[:-1])} or {ROLES[-1]}.")
