@@ -236,10 +236,8 @@ def _read_own(folder: Path, files: list[File], found: list[File], report: Report
     """Read what the folder's own file sets for each picture; pictures that it leaves out are reported."""
     beneath = [file.name for file in files if file.path.name == OWN_FILE and file.name != OWN_FILE]
     if beneath:
-        some = "it" if len(beneath) == 1 else "they"
-        report.notes.append(
-            f"{names(beneath)} of {folder}: {some} count{'s' if len(beneath) == 1 else ''} only where that folder itself is the folder of a dataset."
-        )
+        do = "it counts" if len(beneath) == 1 else "they count"
+        report.notes.append(f"{names(beneath)} of {folder}: {do} only where that folder itself is a dataset's folder.")
     path = folder / OWN_FILE
     if not any(file.name == OWN_FILE for file in files):
         return {}
