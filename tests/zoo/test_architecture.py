@@ -1,6 +1,7 @@
 """Architectures: every architecture has its row, every row is whole, and a sentence refuses other models."""
 
 import dataclasses
+import re
 import typing
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -131,6 +132,10 @@ class Loud(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.
         return super().noise_scaling(sigma, noise * 8, latent_image, max_denoise)
 
 
+class Flow(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):
+    pass
+
+
 def test_a_flow_with_louder_noise_is_a_flow():
     model, patcher = build("sd3")
     model.model_config = SimpleNamespace(unet_config={})
@@ -152,6 +157,17 @@ def test_a_class_made_of_a_listed_one_is_a_relative_also_where_it_builds_the_sam
     model.model_config.__class__ = type("FluxNext", (comfy.supported_models.Flux,), {})
     known = architecture_of(patcher)
     assert known.kind == "flux" and known.untried and known.title == "FluxNext, a relative of FLUX.1 dev"
+
+
+def test_kandinsky_6_is_no_relative_of_5_and_has_its_own_shift():
+    model, patcher = build("kandinsky5_image")
+    model.model_config.__class__ = type("Kandinsky6", (type(model.model_config),), {})
+    patcher.add_object_patch("model_sampling", Flow(model.model_config))
+    patcher.get_model_object("model_sampling").set_parameters(shift=7.0)
+    known = architecture_of(patcher)
+    assert (known.kind, known.title) == ("kandinsky6", "Kandinsky 6") and known.levels.shift == pytest.approx(7)
+    name = "lora_unet_visual_blocks_3_videoT_self_attention_to_query"
+    assert [row.kind for row in ARCHITECTURES if any(re.search(each, name) for each in row.in_loras)] == ["kandinsky6"]
 
 
 def test_a_clip_of_another_kind_is_told():

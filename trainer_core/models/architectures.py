@@ -247,6 +247,15 @@ ARCHITECTURES = (
         in_files={"caption_projection.0.linear.": "a HiDream model"},
     ),
     Architecture(
+        kind="kandinsky6",
+        title="Kandinsky 6",
+        classes=("Kandinsky6",),  # not in ComfyUI yet: node packs make it of Kandinsky5
+        levels=middle(OWN_SHIFT, OWN),
+        untried=True,
+        in_loras={r"visual_blocks_\d+_videoT|video_dec_block": "Kandinsky 6"},
+        in_files={"visual_blocks.0.videoT.": "a Kandinsky 6 model"},
+    ),
+    Architecture(
         kind="kandinsky5",
         title="Kandinsky 5",
         classes=("Kandinsky5", "Kandinsky5Image"),
