@@ -27,6 +27,7 @@ from .merge import AtelierMergeLoras
 from .objective import AtelierObjective
 from .optimizer import AtelierOptimizer
 from .outward_routes import register_outward_routes
+from .picture_routes import register_picture_routes
 from .pictures import AtelierPictures
 from .preview import AtelierDatasetPreview
 from .queue_routes import register_queue_routes
@@ -91,6 +92,7 @@ class AtelierExtension(ComfyExtension):
         register_assets()
         register_routes(NODES)
         register_run_routes()
+        register_picture_routes()
         register_outward_routes()
         register_queue_routes()
         register_import()

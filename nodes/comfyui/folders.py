@@ -169,6 +169,20 @@ def find_folder(folder: str, node: str) -> Path:
     )
 
 
+def changeable_folder(folder: str) -> Path:
+    """Find the folder of Concept Dataset in which a page changes files; ValueError for one that is only read."""
+    place = find_folder(folder, "Concept Dataset")
+    own = [folder_paths.get_input_directory(), folder_paths.get_output_directory(), folder_paths.get_temp_directory()]
+    if not access_to([*own, *_dataset_roots(), *allowed_folders()]).allows(place):
+        raise ValueError(f"Files in {place} are only read; copy the folder into input, and set folder to the copy.")
+    return place
+
+
+def earlier_folder() -> Path:
+    """The folder of what the page's changes have replaced; ComfyUI serves nothing from there."""
+    return Path(folder_paths.get_system_user_directory("atelier")) / "earlier"
+
+
 def unknown_place(folder: str) -> Path | None:
     """Find the place of a folder's name that nobody allowed yet; None for an allowed one, and for what can be none."""
     try:

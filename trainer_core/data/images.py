@@ -171,6 +171,16 @@ def load_picture(source: PictureSource, background: str = "white") -> Image.Imag
     return flatten(open_upright(source), background)
 
 
+def upright_size(source: PictureSource) -> Size:
+    """Read the size of a picture without decoding it; raises DECODER_ERRORS."""
+    with (
+        strict_decoding(),
+        Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as image,
+    ):
+        _refuse_bomb(image.size)
+        return image.size if _orientation(image) < 5 else image.size[::-1]
+
+
 def draw_small(source: Path, to: Path) -> None:
     """Write a picture at SMALL x SMALL pixels at most as PNG; raises DECODER_ERRORS."""
     image = load_picture(source)

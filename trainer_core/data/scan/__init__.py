@@ -38,13 +38,14 @@ from .folder import (
 )
 from .index import PLACE, Index
 from .mask_files import read_masks
-from .own_file import OWN_FILE, OwnFile, OwnSettings, find_own, read_own
+from .own_file import OWN_FILE, Changed, OwnFile, OwnSettings, find_own, own_of, read_own, write_own
 from .pictures import UNREADABLE_EXTENSIONS, examine_pictures, nothing_found, pictures_among
 from .report import FileOutcome, Report
 
 __all__ = [
     "OWN_FILE",
     "PLACE",
+    "Changed",
     "File",
     "FileOutcome",
     "Index",
@@ -61,9 +62,12 @@ __all__ = [
     "manifest_parts",
     "names",
     "natural_order",
+    "own_of",
     "printable",
+    "read_own",
     "resolve_folder",
     "scan",
+    "write_own",
 ]
 
 

@@ -1,0 +1,227 @@
+"""Answer the page about single pictures of a folder: what is set for them, their masks, and how they look.
+
+Names in questions are those of files inside a folder that may be read; what is written lies in one that may be changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from ..trainer_core.common.wording import say
+from .comfyui import folders, server
+from .comfyui.server import Refused
+
+LARGEST_CHANGE = 2**22  # bytes of a question that changes many pictures
+LARGEST_MASK = 2**25  # bytes of one that holds a mask
+MOST_NAMES = 20_000  # pictures of a folder that are listed
+SIDE = 1024  # pixels: the longest side of a picture in the page
+USUAL = "1024"  # the resolution for which the crop's frame is shown, where none is known
+SOON = 5.0  # seconds to wait for another change
+_changing = threading.Lock()  # one change at a time, so that a file that was read is the one that is replaced
+_drawing = threading.BoundedSemaphore(2)  # pictures that are in memory at once
+
+Answered = Callable[[dict[str, Any], Path], dict[str, Any]]
+
+
+def register_picture_routes() -> None:
+    """Add the routes to the server."""
+    server.add_route("/atelier/pictures/view", answer_view)
+    server.add_question("/atelier/pictures/names", in_a_folder(names_of, folders.changeable_folder))
+    server.add_question("/atelier/pictures/one", of_a_picture(look_at))
+    server.add_question("/atelier/pictures/own", in_a_folder(set_own, folders.changeable_folder), LARGEST_CHANGE)
+    server.add_question("/atelier/pictures/paint", of_a_picture(paint))
+    server.add_question("/atelier/pictures/mask", of_a_picture(keep_mask), LARGEST_MASK)
+    server.add_question("/atelier/pictures/mask/undo", of_a_picture(undo_mask))
+
+
+def in_a_folder(answer: Answered, find: Callable[[str], Path]) -> Callable[[web.Request, Any], web.Response]:
+    """Make a route that answers about the folder that a question names as Concept Dataset does, one at a time."""
+
+    def answered(_: web.Request, question: Any) -> web.Response:
+        if not isinstance(question, dict) or not isinstance(question.get("folder"), str):
+            raise Refused("The question is no JSON object that names a folder.", 400)
+        if not _changing.acquire(timeout=SOON):  # not for ever: whoever waits holds a thread
+            raise Refused(say("Another picture is being changed; try again after that."), 503)
+        try:
+            return server.json_answer(answer(question, find(question["folder"])))
+        finally:
+            _changing.release()
+
+    return answered
+
+
+def of_a_picture(answer: Answered) -> Callable[[web.Request, Any], web.Response]:
+    """Make a route that answers about the picture of a folder that a question names."""
+    return in_a_folder(
+        lambda question, folder: answer(question, find_picture(folder, question.get("picture"))),
+        folders.changeable_folder,
+    )
+
+
+def find_picture(folder: Path, name: Any) -> Path:
+    """Find a picture by its name within a folder; of a link, the place that it leads to must be allowed as well."""
+    from ..trainer_core.data.images import picture_extensions  # here, so that ComfyUI starts fast
+    from ..trainer_core.data.scan.own_file import is_outside
+
+    if not isinstance(name, str) or is_outside(name) or not folders.access().allows(folder / name):
+        raise Refused("picture must be the name of a picture inside the folder.", 400)
+    path = folder / name
+    if path.suffix.lower() not in picture_extensions() or not path.is_file():
+        raise Refused(say("There is no picture {0}; it may have been deleted.", name), 404)
+    return path
+
+
+# --- what is set -------------------------------------------------------------------------------------------
+
+
+def names_of(_: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Answer with {names: of the pictures in a folder and those inside it}; masks are none."""
+    from ..trainer_core.data.images import picture_extensions
+    from ..trainer_core.data.masks import is_mask_name
+    from ..trainer_core.data.scan import list_files
+
+    endings = picture_extensions()
+    found = (file for file in list_files(folder, True, folders.access()) if not file.ignored)
+    names = [file.name for file in found if file.extension in endings and not is_mask_name(file.name, None)]
+    return {"names": names[:MOST_NAMES]}
+
+
+def look_at(question: dict[str, Any], picture: Path) -> dict[str, Any]:
+    """Answer with {own, read, width, height, frame, mask, earlier} of a picture.
+
+    own: what the folder's file sets for it. read: sha256 of that file. frame: what a crop at `resolution` of the
+    question keeps, as shares. mask: its sha256. earlier: whether an earlier mask can be brought back.
+    """
+    from ..trainer_core.data.images import DECODER_ERRORS, decoder_error, upright_size
+    from ..trainer_core.data.painted import frame_of, state_of_mask
+    from ..trainer_core.data.scan import OwnSettings, find_own, read_own
+
+    folder, name = folders.changeable_folder(question["folder"]), question["picture"]
+    settings, read = read_own(folder)
+    own = settings.get(find_own(settings, [name]).get(name, ""), OwnSettings())
+    try:
+        width, height = upright_size(picture)
+    except DECODER_ERRORS as problem:
+        raise Refused(say("{0} cannot be shown: {1}.", name, decoder_error(problem)), 415) from problem
+    resolution = question.get("resolution") or USUAL
+    if not isinstance(resolution, str):
+        raise Refused("resolution must be a text.", 400)
+    return {
+        "own": own.to_dict(),
+        "read": read,
+        "width": width,
+        "height": height,
+        "frame": frame_of((width, height), resolution, own.focus),
+        "mask": state_of_mask(picture),
+        "earlier": _earlier(picture).is_file(),
+    }
+
+
+def set_own(question: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write {pictures: what is set for each, by name} over the file of the sha256 `read`; answer with {before, read}.
+
+    To write `before` with the new `read` undoes it.
+    """
+    from ..trainer_core.data.scan import Changed, own_of, write_own
+
+    pictures, read = question.get("pictures"), question.get("read")
+    if not isinstance(pictures, dict) or not isinstance(read, str) or not pictures:
+        raise Refused("pictures must be an object of pictures, and read the sha256 of the file, or empty.", 400)
+    changes = {name: own_of(value, name) for name, value in pictures.items()}
+    for name, own in changes.items():
+        if own.to_dict():  # what is no longer set may be of a picture that is gone
+            find_picture(folder, name)
+    try:
+        before, now = write_own(folder, changes, read)
+    except Changed as problem:
+        raise Refused(str(problem), 409) from problem
+    return {"before": before, "read": now}
+
+
+# --- masks -------------------------------------------------------------------------------------------------
+
+
+def paint(_: dict[str, Any], picture: Path) -> dict[str, Any]:
+    """Copy a picture with its mask to where ComfyUI's mask editor reads it; answer with that place, and {was}."""
+    from ..trainer_core.data.images import DECODER_ERRORS, decoder_error
+    from ..trainer_core.data.painted import draw_for_painting, state_of_mask
+
+    place = folders.temp_folder() / "atelier-painting" / f"{secrets.token_hex(8)}.png"
+    was = state_of_mask(picture)
+    try:
+        with _drawing:
+            draw_for_painting(picture, place)
+    except DECODER_ERRORS as problem:
+        raise Refused(say("{0} cannot be shown: {1}.", picture.name, decoder_error(problem)), 415) from problem
+    return {"filename": place.name, "subfolder": place.parent.name, "type": "temp", "was": was}
+
+
+def keep_mask(question: dict[str, Any], picture: Path) -> dict[str, Any]:
+    """Write {mask: PNG in base64, white where it trains} beside a picture whose mask is still `was`."""
+    from ..trainer_core.data.painted import save_painted
+
+    content = question.get("mask")
+    try:
+        data = base64.b64decode(content if isinstance(content, str) else "", validate=True)
+    except (binascii.Error, ValueError):
+        data = b""
+    if not data.startswith(b"\x89PNG"):
+        raise Refused("mask must be a PNG in base64.", 400)
+    save_painted(picture, data, _was(question), _earlier(picture))
+    return _mask(picture)
+
+
+def undo_mask(question: dict[str, Any], picture: Path) -> dict[str, Any]:
+    """Bring back the mask that was replaced last; the one in its place is kept, so that the same brings that back."""
+    from ..trainer_core.data.painted import undo_painted
+
+    undo_painted(picture, _was(question), _earlier(picture))
+    return _mask(picture)
+
+
+def _mask(picture: Path) -> dict[str, Any]:
+    from ..trainer_core.data.painted import state_of_mask
+
+    return {"mask": state_of_mask(picture), "earlier": True}
+
+
+def _was(question: dict[str, Any]) -> str:
+    was = question.get("was")
+    if not isinstance(was, str):
+        raise Refused("was must be the sha256 of the mask, or empty.", 400)
+    return was
+
+
+def _earlier(picture: Path) -> Path:
+    """The file that keeps the mask of a picture that was replaced last."""
+    return (
+        folders.earlier_folder() / "masks" / f"{hashlib.sha256(str(picture).encode(errors='replace')).hexdigest()}.png"
+    )
+
+
+# --- how it looks ------------------------------------------------------------------------------------------
+
+
+def answer_view(request: web.Request) -> web.Response:
+    """Answer with a picture of a folder, upright and at most SIDE pixels long; what its mask leaves out is red."""
+    from ..trainer_core.data.images import DECODER_ERRORS, decoder_error
+    from ..trainer_core.data.painted import draw_for_page
+
+    folder = folders.find_folder(request.query.get("folder", ""), "Concept Dataset")
+    path, data = find_picture(folder, request.query.get("picture")), io.BytesIO()
+    try:
+        with _drawing:
+            draw_for_page(path, SIDE).save(data, format="WEBP", quality=85)
+    except DECODER_ERRORS as problem:
+        raise Refused(say("{0} cannot be shown: {1}.", path.name, decoder_error(problem)), 415) from problem
+    return web.Response(body=data.getvalue(), content_type="image/webp", headers={"Cache-Control": "no-cache"})

@@ -1,0 +1,105 @@
+"""What a page sets for single pictures is written into their folder, undone, and never over another change."""
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from train_graph import train_graph
+
+from comfy_client import ComfyClient, ComfyServer, send
+
+
+@pytest.fixture
+def folder(server: ComfyServer, request: pytest.FixtureRequest) -> Path:
+    place = server.base / "input" / f"single-{request.node.name[:20]}"
+    (place / "sub").mkdir(parents=True, exist_ok=True)
+    for name, size in (("a.png", (64, 64)), ("sub/b.png", (128, 64))):
+        Image.new("RGB", size, (20, 90, 160)).save(place / name)
+        (place / name).with_suffix(".txt").write_text("a thing", encoding="utf-8")
+    return place
+
+
+def png(value: int, size: tuple[int, int] = (64, 64)) -> str:
+    data = io.BytesIO()
+    Image.new("L", size, value).save(data, "PNG")
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def test_settings_are_written_undone_and_seen_by_a_run(comfy: ComfyClient, folder: Path) -> None:
+    def ask(what: str, **question: Any) -> tuple[int, dict[str, Any]]:
+        return send(comfy, f"/atelier/pictures/{what}", {"folder": folder.name, **question})
+
+    assert ask("names")[1] == {"names": ["a.png", "sub/b.png"]}
+    status, first = ask("one", picture="sub/b.png", resolution="64x64")
+    assert (status, first["own"], first["read"], first["width"]) == (200, {}, "", 128)
+    assert first["frame"] == [0.25, 0, 0.75, 1]
+    status, set_ = ask("own", read="", pictures={"sub/b.png": {"focus": [1, 0.5]}, "a.png": {"leave_out": True}})
+    assert status == 200 and set_["before"] == {"sub/b.png": {}, "a.png": {}}
+    assert ask("one", picture="sub/b.png", resolution="64x64")[1]["frame"] == [0.5, 0, 1, 1]
+    written = json.loads((folder / "lora_atelier.json").read_text(encoding="utf-8"))
+    assert written == {"pictures": {"a.png": {"leave_out": True}, "sub/b.png": {"focus": [1.0, 0.5]}}}
+    graph = train_graph(folder.name, name=folder.name, steps=1)
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    assert "lora_atelier.json leaves out 1 picture: a.png." in str(result.outputs)
+    status, answer = ask("own", read="", pictures={"a.png": {}})
+    assert status == 409 and "lora_atelier.json was changed meanwhile" in answer["error"]
+    assert ask("own", read=set_["read"], pictures=set_["before"])[1]["read"] == ""
+    assert not (folder / "lora_atelier.json").exists()
+    again = comfy.queue(graph)
+    assert again.ok and "leaves out" not in str(again.outputs) and again.did_run("train")
+
+
+def test_a_mask_is_painted_undone_and_never_over_another(comfy: ComfyClient, server: ComfyServer, folder: Path) -> None:
+    def ask(what: str, **question: Any) -> tuple[int, dict[str, Any]]:
+        return send(comfy, f"/atelier/pictures/{what}", {"folder": folder.name, "picture": "a.png", **question})
+
+    mask = folder / "a-masklabel.png"
+    place = ask("paint")[1]
+    assert place["was"] == "" and place["type"] == "temp"
+    with Image.open(server.base / "temp" / place["subfolder"] / place["filename"]) as copy:
+        assert copy.mode == "RGBA" and copy.getextrema()[3] == (255, 255)
+    status, kept = ask("mask", mask=png(200), was="")
+    assert status == 200 and Image.open(mask).getextrema() == (200, 200)
+    place = ask("paint")[1]
+    assert place["was"] == kept["mask"] == ask("one")[1]["mask"]
+    with Image.open(server.base / "temp" / place["subfolder"] / place["filename"]) as copy:
+        assert copy.getextrema()[3] == (55, 55)  # what is trained is painted, thus transparent
+    assert ask("mask", mask=png(9), was="")[0] == 409 and Image.open(mask).getextrema() == (200, 200)
+    status, answer = ask("mask", mask=png(9, (32, 64)), was=kept["mask"])
+    assert status == 409 and "The mask has 32x64 pixels and a.png 64x64" in answer["error"]
+    assert ask("mask", mask=base64.b64encode(b"\x89PNG broken").decode(), was=kept["mask"])[0] == 409
+    black = ask("mask", mask=png(0), was=kept["mask"])[1]
+    assert black["mask"] == "" and not mask.exists()  # nothing painted: no mask
+    assert ask("mask/undo", was="")[1]["mask"] == kept["mask"]
+    assert ask("mask/undo", was=kept["mask"])[1]["mask"] == "" and not mask.exists()
+    view = comfy.request(f"/atelier/pictures/view?folder={folder.name}&picture=a.png")
+    assert Image.open(io.BytesIO(view)).format == "WEBP"
+
+
+@pytest.mark.parametrize(
+    "name", ["../a.png", "/etc/passwd", "sub/../../x.png", "a.txt", "gone.png", 5, None, "x" * 2000]
+)
+def test_a_name_that_is_no_picture_of_the_folder_is_refused(comfy: ComfyClient, folder: Path, name: object) -> None:
+    for what in ("one", "paint", "mask", "mask/undo"):
+        status, answer = send(comfy, f"/atelier/pictures/{what}", {"folder": folder.name, "picture": name})
+        assert status in (400, 404) and answer["error"]
+    if isinstance(name, str):
+        question = {"folder": folder.name, "read": "", "pictures": {name: {"repeats": 2}}}
+        assert send(comfy, "/atelier/pictures/own", question)[0] in (400, 404)
+    assert not (folder / "lora_atelier.json").exists()
+
+
+@pytest.mark.parametrize("folder_name", ["atelier:concept_example", "/etc", "../input", ""])
+def test_no_folder_is_changed_that_is_not_of_the_person(comfy: ComfyClient, folder_name: str) -> None:
+    for what in ("names", "own"):
+        status, answer = send(
+            comfy, f"/atelier/pictures/{what}", {"folder": folder_name, "read": "", "pictures": {"a.png": {}}}
+        )
+        assert status == 409 and answer["error"]
+    own = {"folder": folder_name, "read": "", "pictures": {"a.png": {}}}
+    assert send(comfy, "/atelier/pictures/own", own, **{"Atelier-Token": None})[0] == 403

@@ -1,0 +1,130 @@
+"""Paint the mask of one picture: a copy for the editor, its result beside the picture, the earlier one kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from ..common.axes import Size
+from ..common.files import read_file, written_whole
+from ..config import BucketConfig, MaskConfig
+from .buckets import Point, parse_resolution
+from .crops import fit
+from .images import DECODER_ERRORS, decoder_error, load_picture, open_upright, upright_size
+from .masks import find_mask, read_mask
+from .scan import Changed
+from .shapes import shape_of
+
+STEP = 64  # pixels: the usual bucket_step
+
+
+def mask_place(picture: Path) -> Path:
+    """The file in which the mask of a picture is written."""
+    return picture.with_name(picture.stem + MaskConfig().suffixes[0])
+
+
+def state_of_mask(picture: Path) -> str:
+    """Compute the sha256 of the mask that was written for a picture, "" without one."""
+    content = _content(mask_place(picture))
+    return hashlib.sha256(content).hexdigest() if content else ""
+
+
+def draw_for_painting(picture: Path, to: Path) -> None:
+    """Write a picture, upright, as PNG whose alpha is what its mask leaves out; raises DECODER_ERRORS.
+
+    ComfyUI's mask editor shows what is transparent as painted, so what is trained is painted.
+    """
+    image = load_picture(picture)
+    mask = _mask_of(picture)
+    shown = mask if mask is not None and mask.size == image.size else Image.new("L", image.size, 0)
+    image.putalpha(shown.point([255 - level for level in range(256)]))
+    with written_whole(to) as temporary:
+        image.save(temporary, format="PNG", compress_level=1)
+
+
+def draw_for_page(picture: Path, side: int) -> Image.Image:
+    """Draw a picture of at most `side` pixels, with what its mask leaves out in red; raises DECODER_ERRORS."""
+    image = load_picture(picture)
+    image.thumbnail((side, side))
+    mask = _mask_of(picture)
+    if mask is None:
+        return image
+    red = Image.blend(image, Image.new("RGB", image.size, (200, 30, 30)), 0.5)
+    return Image.composite(image, red, mask.resize(image.size))
+
+
+def save_painted(picture: Path, content: bytes, was: str, earlier: Path) -> None:
+    """Write a picture of grey levels as the mask of a picture; one without any white removes it.
+
+    was: the mask's `state_of_mask` when the painting began; earlier: the file that keeps the earlier mask. Raises
+    Changed for a mask that is another one by now, and ValueError for one of another size or that cannot be read.
+    """
+    try:
+        mask, size = open_upright(content, srgb=False).convert("RGB").getchannel(0), upright_size(picture)
+    except DECODER_ERRORS as error:
+        raise ValueError(
+            f"The mask of {picture.name} cannot be read ({decoder_error(error)}); paint it anew."
+        ) from error
+    if mask.size != size:
+        raise ValueError(
+            f"The mask has {mask.width}x{mask.height} pixels and {picture.name} {size[0]}x{size[1]}; do not turn the "
+            "picture while you paint."
+        )
+    _keep(picture, was, earlier)
+    place = mask_place(picture)
+    if not np.asarray(mask).any():
+        place.unlink(missing_ok=True)
+        return
+    with written_whole(place) as temporary:
+        mask.save(temporary, format="PNG")
+
+
+def undo_painted(picture: Path, was: str, earlier: Path) -> None:
+    """Write the earlier mask of a picture back, and keep the one that it replaces; was, earlier: of `save_painted`."""
+    if not earlier.is_file():
+        raise ValueError(f"No earlier mask of {picture.name} is kept; paint it anew.")
+    before, place = _content(earlier), mask_place(picture)
+    _keep(picture, was, earlier)
+    if not before:
+        place.unlink(missing_ok=True)
+        return
+    with written_whole(place) as temporary:
+        temporary.write_bytes(before)
+
+
+def frame_of(size: Size, resolution: str, focus: Point | None) -> tuple[float, float, float, float]:
+    """Compute what a crop about a focus keeps (left, top, right, bottom), as shares of the picture's sides.
+
+    For the usual settings of Buckets, and without augmentation. Raises ValueError for what is no resolution.
+    """
+    bucket, resized = shape_of(size, parse_resolution(resolution), BucketConfig(), STEP)
+    left, top, right, bottom = fit(size, bucket, resized=resized, focus=focus).source_box(size)
+    return left / size[0], top / size[1], right / size[0], bottom / size[1]
+
+
+def _mask_of(picture: Path) -> Image.Image | None:
+    """Read the mask beside a picture, if there is one."""
+    names = {entry.name.lower(): Path(entry.path) for entry in os.scandir(picture.parent)}
+    found = find_mask(picture.name, names, MaskConfig())
+    return read_mask(found, MaskConfig()) if found else None
+
+
+def _keep(picture: Path, was: str, earlier: Path) -> None:
+    """Keep the mask that is about to be replaced; an empty file stands for none."""
+    if state_of_mask(picture) != was:
+        raise Changed(f"{mask_place(picture).name} was changed meanwhile; look at the picture again, and paint anew.")
+    content = _content(mask_place(picture))
+    with written_whole(earlier) as temporary:
+        temporary.write_bytes(content)
+
+
+def _content(path: Path) -> bytes:
+    """Read a file, b"" where there is none."""
+    try:
+        return read_file(path)
+    except FileNotFoundError:
+        return b""
