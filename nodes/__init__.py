@@ -18,6 +18,7 @@ from .extract import AtelierExtractLora
 from .images import AtelierImageConcept
 from .importing import register_import
 from .inspect_lora import AtelierInspectLora
+from .instruction import AtelierCaptionInstruction
 from .load_lora import AtelierLoadLoraFile
 from .lora_blocks import AtelierLoraBlocks
 from .lora_config import AtelierLoraConfig
@@ -43,6 +44,7 @@ from .sweep import AtelierSweep, AtelierSweepResults
 from .train import AtelierTrain
 from .validation import AtelierValidation
 from .variation import AtelierAugment, AtelierBuckets
+from .writing import INNER, AtelierDatasetPictures, AtelierWriteCaptions, AtelierWriteMasks
 
 NODES: list[type[io.ComfyNode]] = [
     AtelierLoadBaseModel,
@@ -80,6 +82,10 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierSweep,
     AtelierSweepResults,
     AtelierDrawnPictures,
+    AtelierDatasetPictures,
+    AtelierWriteCaptions,
+    AtelierWriteMasks,
+    AtelierCaptionInstruction,
 ]
 
 
@@ -101,4 +107,4 @@ class AtelierExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """List the node classes."""
-        return NODES
+        return [*NODES, *INNER]

@@ -120,6 +120,8 @@ def _check_value(each: io.Input, value: Any, name: str) -> None:
 
 def _is_linked(kind: str, value: Any) -> bool:
     """Tell whether a value may come from a node's output of a kind of ComfyUI's; what JSON can write does not."""
+    if kind == "*":
+        return True
     if kind in ("IMAGE", "MASK"):
         return isinstance(value, torch.Tensor)
     if kind == "LORA_MODEL":

@@ -29,7 +29,7 @@ from lora_atelier.dev import prepare_base, server_command
 
 RUN_EVENT = "atelier.run"  # tells of a run at work
 # A node pack that lets each step of a run wait: a run that is only watched need not keep a processor busy. Its nodes
-# make copies of another one for each turn of a loop, and let the server treat files as Windows does.
+# make copies of another one for each turn of a loop, describe pictures, and let the server treat files as Windows does.
 PACE = """
 import runpy
 import time
@@ -90,7 +90,18 @@ class Rules:
         return ()
 
 
-NODE_CLASS_MAPPINGS = {"Turn": Turn, "Loop": Loop, "Rules": Rules}
+class Describe:  # a tagger or vision model, which says how bright a picture is
+    INPUT_TYPES = lambda: {"required": {"image": ("IMAGE", {}), "word": ("STRING", {"default": "grey"})}}
+    RETURN_TYPES, FUNCTION, CATEGORY = ("STRING", "MASK"), "look", "tests"
+
+    def look(self, image, word):
+        assert image.shape[0] == 1
+        time.sleep(float(seconds.read_text()) if seconds.exists() else 0)
+        level = round(float(image.mean()) * 255)
+        return (f"{word} {level} " if word else "", (image[..., 0] > 0.5).float())
+
+
+NODE_CLASS_MAPPINGS = {"Turn": Turn, "Loop": Loop, "Rules": Rules, "Describe": Describe}
 """
 HANGS = 300.0  # seconds after which whoever waits gives up: what works is quicker on the busiest machine
 

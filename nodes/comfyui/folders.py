@@ -145,6 +145,11 @@ def access() -> Access:
     return access_to([*own, folder_paths.models_dir, *known, *_dataset_roots(), ASSETS, *made, *allowed_folders()])
 
 
+def writable() -> Access:
+    """The places where texts and masks may be written beside pictures: ComfyUI's own folders of pictures."""
+    return access_to([folder_paths.get_output_directory(), *_dataset_roots()])
+
+
 def find_folder(folder: str, node: str) -> Path:
     """Find a folder: a full path, one inside input/ or datasets/, or the example.
 
@@ -451,6 +456,11 @@ def pictures_folder() -> Path:
 def drawn_folder() -> Path:
     """The folder of the sets that Drawn Pictures has drawn; ComfyUI serves nothing from there."""
     return Path(folder_paths.get_system_user_directory("atelier")) / "drawn"
+
+
+def written_folder() -> Path:
+    """The folder that remembers which texts and masks a model of the graph wrote; ComfyUI serves nothing from there."""
+    return Path(folder_paths.get_system_user_directory("atelier")) / "written"
 
 
 def loras_folder() -> Path:

@@ -1,0 +1,144 @@
+"""Write Captions and Write Masks: each answer is written as it comes, kept at Cancel, and never asked for twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from train_graph import concept, node
+
+from comfy_client import ComfyClient, ComfyServer
+
+
+@pytest.fixture
+def greys(server: ComfyServer, tmp_path: Path) -> Path:
+    """Four pictures that tell themselves apart by their grey, one of them in a sub-folder."""
+    folder = server.base / "input" / tmp_path.name
+    (folder / "more").mkdir(parents=True)
+    for i, name in enumerate(("a.png", "b.png", "c.webp", "more/d.png")):
+        Image.new("RGB", (96, 64), (150 + 20 * i,) * 3).save(folder / name, lossless=True)
+    return folder
+
+
+def graph(folder: Path, kind: str = "AtelierWriteCaptions", word: str = "grey", **inputs: object) -> dict:
+    captions = kind == "AtelierWriteCaptions"
+    usual = {"existing": "keep"} | ({"prefix": ""} if captions else {})
+    return {
+        "data": concept(folder.name),
+        "see": node("AtelierDatasetPictures", dataset=["data", 0], longest_side=64, show="picture"),
+        "ask": node("Describe", image=["see", 0], word=word),
+        "write": node(
+            kind,
+            dataset=["data", 0],
+            **({"texts": ["ask", 0]} if captions else {"masks": ["ask", 1]}),
+            **(usual | inputs),
+        ),
+    }
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.txt"))}
+
+
+def report(comfy: ComfyClient, prompt: dict) -> str:
+    result = comfy.queue(prompt)
+    assert result.ok, result.error
+    (said,) = [each["text"][0] for each in result.outputs.values() if "text" in each]
+    return said
+
+
+def test_each_text_stands_beside_its_picture(comfy: ComfyClient, greys: Path) -> None:
+    (greys / "b.txt").write_text("mine")
+    prompt = graph(greys, prefix=" photo of ")
+    result = comfy.queue(prompt)
+    assert result.ok, result.error
+    found = {"a.txt": "photo of grey 150\n", "b.txt": "mine", "c.txt": "photo of grey 190\n"}
+    assert texts(greys) == found | {"more/d.txt": "photo of grey 210\n"}
+    assert sum(data.get("display_node") == "ask" for kind, data in result.events if kind == "executing") == 3
+    assert report(comfy, prompt) == "0 texts written, 3 written before, 1 kept."
+    (greys / "a.txt").unlink()
+    assert report(comfy, prompt) == "1 text written, 2 written before, 1 kept."
+
+
+def test_what_happens_to_a_text_that_is_there(comfy: ComfyClient, greys: Path) -> None:
+    (greys / "a.txt").write_text("A wall.\n")
+    (greys / "b.caption").write_text("tag")
+    appending = graph(greys, existing="append")
+    assert report(comfy, appending) == "4 texts written."
+    assert texts(greys)["a.txt"] == "A wall. grey 150\n" and texts(greys)["b.txt"] == "grey 170\n"
+    assert report(comfy, appending) == "0 texts written, 4 written before."  # nothing is put there twice
+    (greys / "c.txt").write_text("mine")
+    assert report(comfy, appending) == "1 text written, 3 written before."
+    assert texts(greys)["c.txt"] == "mine, grey 190\n"
+    assert report(comfy, graph(greys, existing="replace", word="light")) == "4 texts written."  # asked for anew
+    assert texts(greys)["c.txt"] == "light 190\n" and (greys / "b.caption").read_text() == "tag"
+    said = report(comfy, graph(greys, existing="replace", word=""))
+    assert said == "0 texts written. Nothing came for 4 pictures: a.png, b.png, c.webp, more/d.png."
+    assert texts(greys)["c.txt"] == "light 190\n"
+
+
+@pytest.mark.parametrize("kind", ["AtelierWriteCaptions", "AtelierWriteMasks"])
+def test_cancel_keeps_what_is_written_and_the_next_run_goes_on(
+    comfy: ComfyClient, server: ComfyServer, greys: Path, kind: str
+) -> None:
+    prompt, replaced = graph(greys, kind, existing="replace"), greys / "a.txt"
+    if kind == "AtelierWriteMasks":
+        replaced = greys / "a-masklabel.png"
+        Image.new("L", (96, 64), 7).save(replaced)
+    else:
+        replaced.write_text("mine")
+    asked = []
+
+    def cancel_at_the_third(event: str, data: dict, result: object) -> None:
+        if event == "executing" and data.get("display_node") == "ask":
+            asked.append(data["node"])
+            if len(asked) == 3:
+                comfy.interrupt(result.prompt_id)
+
+    with server.unhurried():
+        assert comfy.queue(prompt, cancel_at_the_third).status == "interrupted"
+    what = "text" if kind == "AtelierWriteCaptions" else "mask"
+    assert len(list(greys.glob("*.txt" if what == "text" else "*-masklabel.png"))) == 2
+    first = replaced.stat().st_mtime_ns
+    said = report(comfy, prompt)
+    assert said == f"2 {what}s written, 2 written before."
+    assert replaced.stat().st_mtime_ns == first
+
+
+def test_masks_have_the_size_of_their_pictures(comfy: ComfyClient, greys: Path) -> None:
+    Image.new("L", (96, 64), 9).save(greys / "more" / "d-masklabel.png")  # a person's
+    half = Image.new("RGB", (96, 64))
+    half.save(greys / "b.png")
+    half.paste((255, 255, 255), (48, 0, 96, 64))
+    half.save(greys / "a.png")
+    said = report(comfy, graph(greys, "AtelierWriteMasks"))
+    assert said == "2 masks written, 1 kept. Nothing came for 1 picture: b.png."  # all black
+    with Image.open(greys / "a-masklabel.png") as mask, Image.open(greys / "more" / "d-masklabel.png") as kept:
+        assert mask.size == (96, 64) and mask.mode == "L"
+        assert np.asarray(mask)[:, :46].max() == 0 and np.asarray(mask)[:, 50:].min() == 255
+        assert kept.getextrema() == (9, 9)
+
+
+def test_what_cannot_be_written_gets_one_sentence(comfy: ComfyClient, greys: Path) -> None:
+    def said(prompt: dict) -> str:
+        return str(comfy.queue(prompt).error)
+
+    unlinked = graph(greys)
+    del unlinked["write"]["inputs"]["texts"]
+    assert "Nothing is linked into texts of Write Captions; link" in said(unlinked)
+    blind = graph(greys)
+    blind["write"]["inputs"]["texts"] = ["other", 0]
+    blind["other"] = node("PrimitiveString", value="a wall")
+    assert "texts of Write Captions sees no picture of Dataset Pictures; link" in said(blind)
+    example = graph(greys)
+    example["data"] = concept("atelier:concept_example")
+    assert "Write Captions writes into ComfyUI's input, output and datasets folders alone" in said(example)
+    named = graph(greys)
+    named["data"] = concept(greys.name, captions_from="file_name")
+    assert "Concept 1 takes its captions from file_name, not from texts beside its pictures; set captions_from" in said(
+        named
+    )
+    by_hand = {"x": node("LoraAtelierNext", run="1"), "see": node("PreviewAny", source=["x", 0])}
+    assert "only works inside of Write Captions and Write Masks" in said(by_hand)
