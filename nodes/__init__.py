@@ -11,6 +11,7 @@ from .connect_model import AtelierConnectModel
 from .controls import AtelierControlPictures
 from .convert import AtelierConvertLora
 from .dataset import AtelierConceptDataset
+from .dataset_routes import register_dataset_routes
 from .drawn import AtelierDrawnPictures
 from .embedding import AtelierEmbedding
 from .existing import AtelierExistingLora
@@ -99,6 +100,7 @@ class AtelierExtension(ComfyExtension):
         register_routes(NODES)
         register_run_routes()
         register_picture_routes()
+        register_dataset_routes()
         register_outward_routes()
         register_queue_routes()
         register_import()

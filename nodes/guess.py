@@ -39,7 +39,7 @@ def guess(prompt: Mapping[str, Any], node: str) -> list[dict[str, Any]]:
         config = _read(prompt, node)
         linked = config.base_model.connected is not None
         if linked:
-            title, defaults = _family(prompt, config.base_model)
+            title, defaults = family_of(prompt, config.base_model)
         else:
             source = source_of(config.base_model)
             source.check()
@@ -70,7 +70,7 @@ def _read(prompt: Mapping[str, Any], node: str) -> Any:
         raise ValueError("There is no guess for so many nodes in a row.") from None
 
 
-def _family(prompt: Mapping[str, Any], base: BaseModelConfig) -> tuple[str, Defaults]:
+def family_of(prompt: Mapping[str, Any], base: BaseModelConfig) -> tuple[str, Defaults]:
     """Find title and defaults of the model that is linked to a Use Connected Model, from the header of its file."""
     from ..trainer_core.models.sd.family import TOY
     from .comfyui.connected.architecture import architecture_of_file, defaults_of

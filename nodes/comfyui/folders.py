@@ -148,6 +148,21 @@ def access() -> Access:
 def writable() -> Access:
     """The places where texts and masks may be written beside pictures: ComfyUI's own folders of pictures."""
     return access_to([folder_paths.get_output_directory(), *_dataset_roots()])
+def journal_folder() -> Path:
+    """The folder that keeps the earlier texts of captions; ComfyUI serves nothing from there."""
+    return Path(folder_paths.get_system_user_directory("atelier")) / "captions"
+
+
+def picture_path(folder: str, name: str) -> Path:
+    """Find a picture by its name in a folder that may be read; raises ValueError for what is none."""
+    from ...trainer_core.data.images import picture_extensions  # here, so that ComfyUI starts fast
+
+    path = Path(folder) / name
+    if not path.is_absolute() or path.suffix.lower() not in picture_extensions() or not access().allows(path):
+        raise ValueError("There is no such picture.")
+    if not path.is_file():
+        raise ValueError(f"{name} is gone.")
+    return path
 
 
 def find_folder(folder: str, node: str) -> Path:

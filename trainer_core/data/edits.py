@@ -163,9 +163,9 @@ class Rewritten(NamedTuple):
 class Meanwhile(Exception):
     """Other programs have changed files since a person saw them; nothing was written."""
 
-    def __init__(self, files: Mapping[Path, bytes | None]) -> None:
+    def __init__(self, files: Mapping[Path, tuple[bytes | None, bytes | None]]) -> None:
         super().__init__(f"{len(files)} files were changed by another program")
-        self.files = dict(files)  # what is there now
+        self.files = dict(files)  # what is there now, and what would have been written
 
 
 def fingerprint_of(content: bytes | None) -> str:
@@ -211,7 +211,7 @@ class Journal:
         """
         with self._locked():
             now = {each.file: content_of(each.file) for each in changes}
-            _check({each.file: (now[each.file], {each.seen}) for each in changes})
+            _check({each.file: (now[each.file], each.content, {each.seen}) for each in changes})
             new = {each.file: each.content for each in changes if each.content != now[each.file]}
             if new:
                 place = self._remember(what, {file: (now[file], content) for file, content in new.items()}, folders)
@@ -246,13 +246,13 @@ class Journal:
             contents = _contents(place, folders)
             now = {file: content_of(file) for file in contents}
             known = {
-                file: (now[file], {fingerprint_of(before), fingerprint_of(after), seen.get(file)})
+                file: (now[file], before, {fingerprint_of(before), fingerprint_of(after), seen.get(file)})
                 for file, (before, after) in contents.items()
             }
             _check(known)
             write_together({file: before for file, (before, _) in contents.items() if before != now[file]})
             place.unlink()
-            return last
+            return last | {"files": list(contents)}
 
     def _locked(self) -> _Lock:
         return _Lock(self._folder)
@@ -305,9 +305,9 @@ class _Lock:
         self._lock.release()
 
 
-def _check(files: Mapping[Path, tuple[bytes | None, Collection[str | None]]]) -> None:
+def _check(files: Mapping[Path, tuple[bytes | None, bytes | None, Collection[str | None]]]) -> None:
     """Raise Meanwhile for the files whose content is none that may be replaced."""
-    strange = {file: now for file, (now, known) in files.items() if fingerprint_of(now) not in known}
+    strange = {file: (now, new) for file, (now, new, known) in files.items() if fingerprint_of(now) not in known}
     if strange:
         raise Meanwhile(strange)
 

@@ -21,6 +21,8 @@ from ..config import MaskConfig
 from .crops import Crop
 from .images import PACKAGES, PictureSource, open_upright, picture_extensions, turned
 
+USUAL = MaskConfig().suffixes  # which mean a mask whatever the settings are
+
 
 def mask_folder(concept_folder: Path, config: MaskConfig) -> Path:
     """Find the folder of a concept's masks; a relative mask folder starts at the concept's folder."""
@@ -50,7 +52,7 @@ def is_mask_name(name: str, config: MaskConfig | None) -> bool:
 
     With a mask folder of its own, a suffix such as .png says nothing about the files beside the pictures.
     """
-    if name.lower().endswith(mask_endings(MaskConfig().suffixes)):
+    if name.lower().endswith(mask_endings(USUAL)):
         return True
     if config is None or config.source != "file":
         return False

@@ -46,7 +46,7 @@ def render_preview(plan: Plan, *, epoch: int = 0, columns: int = 4, limit: int =
 def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
     """Draw one picture with its texts, on a panel."""
     picture, concept = plan.manifest.pictures[index], plan.concepts[index]
-    sample, remark = _sample_in_epoch(plan, index, epoch)
+    sample, remark = sample_in_epoch(plan, index, epoch)
     size = (tile + 2 * _PAD, tile + 3 * _PAD + _THUMBNAIL + 6 + _CAPTION_LINES * _LINE_HEIGHT)
     cell = Image.new("RGB", size, _GROUND)
     draw = ImageDraw.Draw(cell)
@@ -83,7 +83,7 @@ def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
     return cell
 
 
-def _sample_in_epoch(plan: Plan, index: int, epoch: int) -> tuple[Sample, str]:
+def sample_in_epoch(plan: Plan, index: int, epoch: int) -> tuple[Sample, str]:
     """Choose the sample of a picture in an epoch, and a remark on it."""
     if plan.concepts[index].role == "validation":
         return next(sample for sample in plan.validation if sample.picture == index), "validation"

@@ -10,12 +10,14 @@ from ..config.forms import FORMS, Form
 from ..config.rows import Row
 from ..models import Chosen, Open
 from .canvas import CONSTANTS, MUTED_INPUTS, chosen_inputs, prompt_of
-from .settings import READERS, Places, read_train
+from .settings import READERS, Places, read_plan, read_train
 
 TRAIN = "AtelierTrain"
 CONNECTED = "AtelierConnectModel"
 LOADED = "AtelierLoadBaseModel"
 LOOPS = ("StartLoop", "EndLoop")  # ComfyUI's own since 0.46: what is between them runs several times
+PREVIEW = "AtelierDatasetPreview"
+SHEET_ONLY = ("columns", "limit")  # inputs of Dataset Preview that the plan does not follow
 OUTPUTS_ONLY = ("name", "model", "clip", "strength")  # inputs of Train LoRA that are no settings of the run
 CASTS: dict[str, tuple[Callable[[Any], Any], str]] = {  # as ComfyUI casts the values of widgets
     "INT": (int, "a whole number"),
@@ -73,6 +75,19 @@ def read_concept_of(document: Any, places: Places, node: str) -> DatasetConfig:
 
     prompt = prompt_of(document, FORMS)
     return _Reader(prompt, places, connect).linked(node, f"folder of {ConceptConfig.NODE}")
+
+
+def read_preview(
+    document: Any, places: Places, node: str, connect: Connect
+) -> tuple[Chosen | None, DatasetConfig, TrainConfig]:
+    """Read what a Dataset Preview shows: the model that decides open settings, its dataset, and the plan's settings."""
+    prompt = prompt_of(document, FORMS)
+    inputs = _Reader(prompt, places, lambda key: connect(document, key)).inputs(node)
+    base, sizes, validation = (inputs.pop(name, None) for name in ("base_model", "buckets", "validation"))
+    share = validation.values.get("validation_share", 0.0) if validation else 0.0
+    dataset, epoch = inputs.pop("dataset"), inputs.pop("epoch")
+    values = {name: value for name, value in inputs.items() if name not in SHEET_ONLY}
+    return base, dataset, read_plan(sizes, epochs=epoch + 1, validation_share=share, **values)
 
 
 def trains_of(document: Any) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_what_another_program_wrote_is_neither_overwritten_nor_undone_unasked(tm
     (folder / "a.txt").write_text("theirs")
     with pytest.raises(Meanwhile) as told:
         journal.write(changes, "find", [folder])
-    assert told.value.files == {folder / "a.txt": b"theirs"}
+    assert told.value.files == {folder / "a.txt": (b"theirs", b"1")}
     assert (folder / "b.txt").read_bytes() == b"\xff\xfet\0w\0o\0" and journal.last([folder]) is None
     changes[0] = changes[0]._replace(seen=fingerprint_of(b"theirs"))
     assert journal.write(changes, "find", [folder]) == 2

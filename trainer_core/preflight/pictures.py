@@ -1,0 +1,157 @@
+"""List the pictures of a plan for a page: how each is trained, what stands out, which captions can be changed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..common.access import Access
+from ..common.wording import say
+from ..config import CaptionConfig, ConceptConfig
+from ..data.captions import plain_caption
+from ..data.edits import content_of, fingerprint_of
+from ..data.plan import Plan
+from ..data.scan import Index, list_files, resolve_folder
+from ..data.scan.caption_files import TEXT_LIMIT, caption_lines, decode
+from ..data.scan.caption_sources import captions_beside
+from ..models.base import CaptionLengths
+from .curation import curate, misfits
+from .preview import sample_in_epoch
+
+SHORT = 16  # digits of a picture's digest, which its address in a page carries
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptionFile:
+    """The text file of a picture, which a person may change."""
+
+    path: Path
+    text: str  # "" without a file
+    seen: str  # its fingerprint
+
+
+def list_shown(plan: Plan, index: Index, concepts: Collection[int], access: Access) -> list[dict[str, Any]]:
+    """Describe for a page each picture of some concepts, as the sheet of Dataset Preview draws it in the first epoch.
+
+    cut: share of the picture, 0..1. corners: of the trained part, as shares of width and height. repeats: visits in an
+    epoch. marks: kinds of what stands out. file: of the caption, "" where it cannot be changed.
+    """
+    marks: defaultdict[int, list[str]] = defaultdict(list)
+    for finding in [*curate(plan), *misfits(plan, index)]:
+        for i in finding.pictures:
+            marks[i].append(finding.kind)
+    pictures = plan.manifest.pictures
+    files = {number: caption_files(plan.dataset.concepts[number], access) for number in concepts}
+    shown = []
+    for i, picture in enumerate(pictures):
+        if picture.concept not in concepts:
+            continue
+        sample, remark = sample_in_epoch(plan, i, 0)
+        size, caption = picture.size, files[picture.concept].get(picture.name)
+        shown.append(
+            {
+                "concept": picture.concept,
+                "name": picture.name,
+                "digest": picture.digest[:SHORT],
+                "size": size,
+                "bucket": sample.crop.bucket,
+                "cut": round(sample.crop.crop_share(size), 3),
+                "scale": round(sample.crop.scale(size), 3),
+                "corners": [[round(x / size[0], 4), round(y / size[1], 4)] for x, y in sample.crop.corners(size)],
+                "repeats": float(plan.rates[i]) if plan.concepts[i].role != "validation" else 0,
+                "remark": remark,
+                "mask": picture.mask is not None,
+                "marks": marks[i],
+                "file": caption.path.name if caption else "",
+                "text": caption.text if caption else "\n".join(picture.lines),
+                "seen": caption.seen if caption else "",
+            }
+        )
+    return shown
+
+
+def caption_files(
+    concept: ConceptConfig, access: Access, names: Collection[str] | None = None
+) -> dict[str, CaptionFile]:
+    """Read the text file of each picture of a concept, or of some; of one without a file, where a new one belongs.
+
+    Pictures are left out whose caption is no text file beside them, or in another encoding; raises OSError.
+    """
+    found: dict[str, CaptionFile] = {}
+    for name, path in _places(concept, access):
+        if (names is not None and name not in names) or path.suffix.lower() == ".json":
+            continue
+        content = content_of(path)
+        if content is None:
+            found[name] = CaptionFile(path=path, text="", seen="")
+        elif len(content) <= TEXT_LIMIT:
+            try:
+                text = decode(path, content, concept.captions.encoding).read()
+            except ValueError:  # the scan says so
+                continue
+            found[name] = CaptionFile(path=path, text=text, seen=fingerprint_of(content))
+    return found
+
+
+def _places(concept: ConceptConfig, access: Access) -> Iterator[tuple[str, Path]]:
+    """Yield the name of each file that may be a picture, and the place of its caption."""
+    if concept.captions.source != "text_file":
+        return
+    from ..data.images import picture_extensions
+
+    folder, endings = resolve_folder(concept.folder), picture_extensions()
+    files = [file for file in list_files(folder, concept.recursive, access) if not file.ignored]
+    pictures = [file for file in files if file.extension in endings]
+    for file, text in captions_beside(pictures, files, concept.captions).items():
+        yield file.name, text.path if text else file.path.with_suffix(concept.captions.extensions[0])
+
+
+def where_captions_are(concept: ConceptConfig) -> str:
+    """Say why the captions of a concept cannot be changed one by one; "" where they can."""
+    captions = concept.captions
+    if captions.source == "text_file":
+        return ""
+    if captions.source in ("table", "one_file"):
+        name = captions.file.strip() or "metadata.jsonl"
+        return say("These captions live in one file, {0}; change them there.", name)
+    if captions.source == "none":
+        return say("captions_from of Concept Dataset is none; set it to text_file to write captions.")
+    return say("These captions are names of files or folders; set captions_from of Concept Dataset to text_file.")
+
+
+def describe_caption(text: str, captions: CaptionConfig, limits: CaptionLengths) -> dict[str, Any]:
+    """Compose a caption as a page shows it while it is written, with its tokens.
+
+    caption: as a visit without random draws trains it. cut: its end that no text encoder reads. Raises ValueError.
+    """
+    whole = plain_caption(caption_lines(text, "draw"), captions)
+    rest = limits.cut(whole, {})[0] if limits.cut and limits.count_tokens(whole, {}) > limits.max_tokens else ""
+    return {
+        "caption": whole,
+        "prefix": captions.prefix.strip(),
+        "suffix": captions.suffix.strip(),
+        "tokens": limits.count_tokens(whole, {}),
+        "window": limits.window,
+        "cut": rest,
+    }
+
+
+def chosen_files(
+    concepts: Sequence[ConceptConfig], access: Access, pictures: Sequence[tuple[int, str]]
+) -> Mapping[tuple[int, str], CaptionFile]:
+    """Read the caption files of chosen pictures, (concept, name); raises ValueError for one that has none."""
+    wanted: defaultdict[int, set[str]] = defaultdict(set)
+    for number, name in pictures:
+        if not 0 <= number < len(concepts):
+            raise ValueError("There is no such concept any more; open the pictures again.")
+        wanted[number].add(name)
+    found: dict[tuple[int, str], CaptionFile] = {}
+    for number, names in wanted.items():
+        own = caption_files(concepts[number], access, names)
+        if missing := names - own.keys():
+            raise ValueError(say("{0} has no caption file that can be changed here.", min(missing)))
+        found |= {(number, name): file for name, file in own.items()}
+    return found
