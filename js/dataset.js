@@ -1,4 +1,5 @@
 import { app } from "../../scripts/app.js";
+import { openDataset } from "./dataset_page.js";
 import { pick, takeIn } from "./intake.js";
 import { RED, ask, isLinked, make, makeButton, onceRead, takePlace, toast, withoutHoles } from "./parts.js";
 import { closePopup, openPopup, placePopup } from "./popup.js";
@@ -23,6 +24,9 @@ class Look {
     `min-height:${HEIGHT}px;max-height:${HEIGHT}px;font:12px/16px sans-serif;color:var(--input-text)`);
   #choose = makeButton(t("Choose…"), t("List the folders of ComfyUI's input and datasets."), () => this.#offer());
 
+  #open = makeButton(t("Open…"), t("Look at the pictures as they are trained, and write their captions."), () =>
+    openDataset(this.#node, () => this.forget()).catch((problem) => toast({ error: problem.message })));
+
   /** @param {GraphNode} node */
   constructor(node) {
     this.#node = node;
@@ -30,7 +34,8 @@ class Look {
     this.#said.setAttribute("role", "status");
     this.#said.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
     this.#choose.style.cssText += ";float:right;margin:0 0 2px 6px"; // a long sentence runs on beneath it
-    this.box.append(this.#choose, this.#said);
+    this.#open.style.cssText += ";float:right;clear:right;margin:0 0 0 6px";
+    this.box.append(this.#choose, this.#open, this.#said);
     onceRead(() => this.#addWidget());
   }
 
