@@ -101,7 +101,8 @@ class View {
   #side = make("div", "width:360px;flex:none;overflow-y:auto;padding:0 12px 12px;display:flex;flex-direction:column;" +
     "gap:8px;box-sizing:border-box;border-left:1px solid var(--border-color)");
   #one = make("div", "display:flex;flex-direction:column;gap:6px");
-  #chips = make("div", "display:flex;flex-wrap:wrap;gap:4px;align-content:start");
+  #chips = make("div", "display:flex;flex-wrap:wrap;gap:4px;align-content:start;flex:none;" +
+    "max-height:128px;overflow-y:auto");
   #many = make("div", "display:flex;flex-direction:column;gap:6px");
   #grid = new Grid({ ...TILE, draw: (i) => this.#tile(this.#shown[i]), of: (i) => this.#shown[i],
     chosen: () => this.#choose(), opened: () => this.#open?.field.focus() }, t("Pictures"));
@@ -484,7 +485,8 @@ class View {
     if (answer.error) return this.#say(told(answer.error), RED);
     this.#take(answer.now);
     this.#last = answer.last;
-    this.#say(name === "undo" ? t("{0} captions are as before", answer.count.toLocaleString())
+    this.#say(name === "undo" ? answer.count === 1 ? t("1 caption is as before")
+      : t("{0} captions are as before", answer.count.toLocaleString())
       : answer.count === 1 ? t("1 caption is written") : t("{0} captions are written", answer.count.toLocaleString()));
     this.#refresh();
   }

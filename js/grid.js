@@ -2,6 +2,7 @@ import { make } from "./parts.js";
 
 // A grid of very many tiles: only those in sight are in the page. Keys and the pointer choose tiles as in a file manager.
 
+const EDGE = 2; // pixels, for the outline of the first tiles
 const NEAR = 2; // rows that are kept beyond the edges
 let grids = 0;
 
@@ -28,7 +29,7 @@ export class Grid {
   #room = make("div", "position:relative;width:100%");
   /** @type {Set<unknown>} */
   selection = new Set();
-  box = make("div", "flex:1;min-width:0;overflow-y:auto;outline-offset:-2px;position:relative");
+  box = make("div", "flex:1;min-width:0;overflow-y:auto;outline:none;position:relative");
 
   /** @param {Way} way @param {string} label */
   constructor(way, label) {
@@ -167,8 +168,8 @@ export class Grid {
   /** @param {HTMLElement} tile @param {number} index */
   #put(tile, index) {
     const { width, height } = this.#way;
-    Object.assign(tile.style, { position: "absolute", left: `${(index % this.#across) * width}px`,
-      top: `${Math.floor(index / this.#across) * height}px` });
+    Object.assign(tile.style, { position: "absolute", left: `${(index % this.#across) * width + EDGE}px`,
+      top: `${Math.floor(index / this.#across) * height + EDGE}px` });
   }
 
   #mark() {
@@ -176,7 +177,7 @@ export class Grid {
       const chosen = this.selection.has(this.#way.of(index));
       tile.ariaSelected = String(chosen);
       tile.style.outline = chosen ? "2px solid var(--p-primary-color, #60a5fa)"
-        : index === this.#at ? "1px dashed var(--input-text)" : "1px solid var(--border-color)";
+        : index === this.#at ? "2px dashed var(--input-text)" : "1px solid var(--border-color)";
     }
     this.box.setAttribute("aria-activedescendant", `${this.#name}-${this.#at}`);
   }
