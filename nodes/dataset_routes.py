@@ -85,12 +85,8 @@ def _read(prompt: dict[str, Any], node: str, plan: str) -> Opened:
     try:
         own = read_concept_of(prompt, folders, node)
         if _kind(prompt, plan) == TRAIN:
-            wanted = read_workflow(prompt, folders, plan, connect)
-            base, dataset, train = (
-                Chosen(wanted.config.base_model, wanted.open),
-                wanted.config.dataset,
-                wanted.config.train,
-            )
+            config = read_workflow(prompt, folders, plan, connect).config
+            base, dataset, train = Chosen(config.base_model), config.dataset, config.train
         elif plan:
             base, dataset, train = read_preview(prompt, folders, plan, connect)
         else:

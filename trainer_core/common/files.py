@@ -90,8 +90,7 @@ def write_together(contents: Mapping[Path, bytes | None]) -> None:
         try:
             with ThreadPoolExecutor(THREADS) as pool:  # which wait for the disk
                 list(pool.map(lambda path: _write_beside(path, written[path], contents[path] or b""), written))
-            for path, temporary in written.items():
-                move(temporary, path)
+                list(pool.map(move, written.values(), written))
             for path in contents.keys() - written.keys():
                 remove(path)
             for folder in {path.parent for path in contents}:

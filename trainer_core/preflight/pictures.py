@@ -10,7 +10,7 @@ from typing import Any
 
 from ..common.access import Access
 from ..common.wording import say
-from ..config import CaptionConfig, ConceptConfig
+from ..config import CaptionConfig, ConceptConfig, setting
 from ..data.captions import plain_caption
 from ..data.edits import content_of, fingerprint_of
 from ..data.plan import Plan
@@ -118,8 +118,8 @@ def where_captions_are(concept: ConceptConfig) -> str:
         name = captions.file.strip() or "metadata.jsonl"
         return say("These captions live in one file, {0}; change them there.", name)
     if captions.source == "none":
-        return say("captions_from of Concept Dataset is none; set it to text_file to write captions.")
-    return say("These captions are names of files or folders; set captions_from of Concept Dataset to text_file.")
+        return say("No captions are read; set {0} to text_file to write some.", setting("captions.source"))
+    return say("These captions are names of files or folders; set {0} to text_file.", setting("captions.source"))
 
 
 def describe_caption(text: str, captions: CaptionConfig, limits: CaptionLengths) -> dict[str, Any]:
