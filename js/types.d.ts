@@ -136,6 +136,7 @@ interface Api {
 
 declare module "*/scripts/app.js" {
   export const app: App;
+  export const ComfyApp: { open_maskeditor?(): void; clipspace_return_node: unknown } | undefined;
 }
 
 declare module "*/scripts/api.js" {
