@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +107,7 @@ def frame_of(size: Size, resolution: str, focus: Point | None) -> tuple[float, f
 
 def _mask_of(picture: Path) -> Image.Image | None:
     """Read the mask beside a picture, if there is one."""
-    names = {entry.name.lower(): Path(entry.path) for entry in os.scandir(picture.parent)}
+    names = {path.name.lower(): path for path in picture.parent.iterdir()}
     found = find_mask(picture.name, names, MaskConfig())
     return read_mask(found, MaskConfig()) if found else None
 

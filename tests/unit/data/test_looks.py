@@ -1,6 +1,7 @@
 """What pictures look like: hashes that near-duplicates share, blur and borders against closed forms."""
 
 import io
+import random
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
 
-from lora_atelier.trainer_core.data.looks import CORNERS, MOST_APART, Look, look_at, near_duplicates, same_marks
+from lora_atelier.trainer_core.data.looks import CORNERS, MOST_APART, Look, alike, look_at, near_duplicates, same_marks
 
 
 def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -149,3 +150,21 @@ def test_the_same_mark_of_several_pictures_is_found_and_another_is_not() -> None
         marks.append(look_at(picture).marks)
     assert len(same_marks(marks)[3]) >= 6
     assert same_marks(marks[:2]) == {} == same_marks([f",,,{bits:048x}" for bits in (15, 15 << 20, 15 << 40)])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sets(st.integers(0, 63), max_size=8)), max_size=12), st.randoms())
+def test_groups_are_what_near_duplicates_join_in_any_order(
+    looks: list[tuple[int, set[int]]], draw: random.Random
+) -> None:
+    bits = [base * 0x5555555500FF00FF % 2**64 ^ sum(1 << i for i in flipped) for base, flipped in looks]
+    hashes = {str(i): f"{value:016x}" for i, value in enumerate(bits)} | {"plain": "", "bare": ""}
+    joined = {name: {name} for name in hashes}
+    for i, one in enumerate(bits):
+        for j, other in enumerate(bits):
+            if (one ^ other).bit_count() <= MOST_APART and joined[str(i)] is not joined[str(j)]:
+                joined[str(i)] |= joined[str(j)]
+                for name in joined[str(j)]:
+                    joined[name] = joined[str(i)]
+    names = [*hashes]
+    draw.shuffle(names)
+    assert {*alike({name: hashes[name] for name in names})} == {frozenset(group) for group in joined.values()}

@@ -54,7 +54,7 @@ def test_what_is_set_for_a_picture_reaches_the_plan(folder: Path) -> None:
         folder,
         {
             "a.png": {"leave_out": True},
-            "b.png": {"role": "validation"},
+            "b.png": {"role": "validation", "focus": [0, 0.5]},
             "c.png": {"repeats": 2, "focus": [1, 0.5]},
             "3_sub/d.png": {"repeats": 5, "role": "regularisation"},
             "gone.png": {"repeats": 2},
@@ -69,7 +69,8 @@ def test_what_is_set_for_a_picture_reaches_the_plan(folder: Path) -> None:
     assert roles == {"3_sub/d.png": "regularisation", "b.png": "validation", "c.png": "train"}
     visited = Counter(sample.picture for k in range(plan.steps) for mb in plan.step(k) for sample in mb.samples)
     assert visited == {0: 2, 2: 2}  # regularisation pictures are visited as often as all others together
-    assert [sample.picture for sample in plan.validation] == [1]
+    assert [(sample.picture, sample.crop.offset) for sample in plan.validation] == [(1, (0, 0))]
+    assert [plan.sample(picture, 0).crop.offset for picture in (0, 2)] == [(32, 0), (64, 0)]  # the middle, the focus
     text = report(plan)
     assert f"{OWN_FILE} leaves out 1 picture: a.png." in text and "1 entry of lora_atelier.json names no pic" in text
     assert f"{OWN_FILE} gives 1 picture the role validation: b.png." in text
