@@ -10,7 +10,10 @@ import { t, told } from "./words.js";
 
 /** @typedef {{ leave_out?: boolean, role?: string, repeats?: number, focus?: [number, number] | null }} Entry */
 /** @typedef {{ folder: string, picture: string, entry?: Entry, resolution?: string }} Shown */
-/** @typedef {{ own: Entry, read: string, width: number, height: number, frame: number[], mask: string, earlier: boolean }} Known */
+/**
+ * @typedef {{ own: Entry, before: Entry | null, read: string, width: number, height: number, frame: number[],
+ *   mask: string, earlier: boolean }} Known
+ */
 
 const STEP = 0.01, STRIDE = 0.1; // of the picture's sides, for an arrow key, and with Shift
 const MOST_REPEATS = 1000;
@@ -38,6 +41,8 @@ class Tools {
   #known = null;
   /** @type {(() => Promise<void>)[]} */
   #undo = [];
+  #changes = 0; // written by this visit
+  #waiting = 0; // changes that are not written yet
   #turn = Promise.resolve(); // one change after the other
   /** @type {any} */
   #wrong = ""; // what the last change met
@@ -46,6 +51,7 @@ class Tools {
   #image = make("img", "display:block;max-width:100%;max-height:60vh");
   #over = element("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none" });
   #field = make("div", "position:relative;align-self:flex-start;cursor:crosshair;outline-offset:2px");
+  #box = make("div", "display:flex;flex-wrap:wrap;gap:12px;color:var(--input-text)");
   #out = make("input");
   #role = make("select", INPUT);
   #repeats = make("input", `${INPUT};width:70px`);
@@ -94,13 +100,18 @@ class Tools {
     const acts = make("div", "display:flex;flex-wrap:wrap;gap:4px");
     acts.append(this.#paint, this.#earlier, this.#middle, this.#back);
     side.append(acts, this.#said);
-    const box = make("div", "display:flex;flex-wrap:wrap;gap:12px;color:var(--input-text)");
+    const box = this.#box;
     box.className = "atelier-one-picture";
     box.append(this.#field, side);
     for (const kind of ["keydown", "keyup", "wheel", "paste", "copy"])
       box.addEventListener(kind, (event) => event.stopPropagation()); // the canvas has keys and a wheel of its own
     host.replaceChildren(box);
     this.#show(shown.entry ?? {});
+  }
+
+  // What was set before a change of an earlier visit to this picture, unless this one has changed something.
+  get #yesterday() {
+    return this.#changes ? null : this.#known?.before;
   }
 
   // Read what is set for the picture, and how it looks.
@@ -136,7 +147,7 @@ class Tools {
       this.#repeats.value = String(own.repeats ?? 1);
     for (const each of [this.#out, this.#role, this.#repeats, this.#paint]) each.disabled = !known;
     this.#middle.disabled = !own.focus;
-    this.#back.disabled = !this.#undo.length;
+    this.#back.disabled = !this.#undo.length && !this.#yesterday;
     this.#earlier.hidden = !known?.earlier;
     this.#field.style.opacity = own.leave_out ? "0.4" : "";
     this.#over.replaceChildren();
@@ -165,11 +176,13 @@ class Tools {
   // One change after the other, each with what the one before has left.
   /** @param {() => Promise<void>} act */
   #change(act) {
+    this.#box.ariaBusy = String(++this.#waiting > 0);
     this.#turn = this.#turn.then(async () => {
       this.#wrong = "";
       await act();
       await this.load();
       if (this.#wrong) this.#say(this.#wrong); // here, as a toast would lie beneath a modal dialog
+      this.#box.ariaBusy = String(--this.#waiting > 0);
     });
     return this.#turn;
   }
@@ -192,6 +205,7 @@ class Tools {
       this.#wrong = answer.error;
       return null;
     }
+    this.#changes += 1;
     const { leave_out, role, repeats, focus } = own;
     this.#changed({ leave_out, role, repeats, focus });
     return answer.before[picture];
@@ -199,7 +213,9 @@ class Tools {
 
   #takeBack() {
     return this.#change(async () => {
-      await this.#undo.pop()?.();
+      const before = this.#yesterday;
+      if (before) await this.#write(before);
+      else await this.#undo.pop()?.();
     });
   }
 
@@ -252,6 +268,7 @@ class Tools {
         this.#wrong = answer.error;
         return;
       }
+      this.#changes += 1;
       this.#undo.push(() => this.#swapMask());
       this.#changed(this.#known?.own ?? {});
     });

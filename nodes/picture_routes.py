@@ -97,14 +97,16 @@ def names_of(_: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def look_at(question: dict[str, Any], picture: Path) -> dict[str, Any]:
-    """Answer with {own, read, width, height, frame, mask, earlier} of a picture.
+    """Answer with {own, before, read, width, height, frame, mask, earlier} of a picture.
 
-    own: what the folder's file sets for it. read: sha256 of that file. frame: what a crop at `resolution` of the
+    own: what the folder's file sets for it. before: what it set before a page's last change, or null. read: sha256 of
+    that file. frame: what a crop at `resolution` of the
     question keeps, as shares. mask: its sha256. earlier: whether an earlier mask can be brought back.
     """
     from ..trainer_core.data.images import DECODER_ERRORS, decoder_error, upright_size
     from ..trainer_core.data.painted import frame_of, state_of_mask
     from ..trainer_core.data.scan import OwnSettings, find_own, read_own
+    from ..trainer_core.data.scan.own_file import remembered
 
     folder, name = folders.changeable_folder(question["folder"]), question["picture"]
     settings, read = read_own(folder)
@@ -113,11 +115,12 @@ def look_at(question: dict[str, Any], picture: Path) -> dict[str, Any]:
         width, height = upright_size(picture)
     except DECODER_ERRORS as problem:
         raise Refused(say("{0} cannot be shown: {1}.", name, decoder_error(problem)), 415) from problem
-    resolution = question.get("resolution") or USUAL
+    before, resolution = remembered(_before(folder), name), question.get("resolution") or USUAL
     if not isinstance(resolution, str):
         raise Refused("resolution must be a text.", 400)
     return {
         "own": own.to_dict(),
+        "before": None if before is None or before == own else before.to_dict(),
         "read": read,
         "width": width,
         "height": height,
@@ -133,6 +136,7 @@ def set_own(question: dict[str, Any], folder: Path) -> dict[str, Any]:
     To write `before` with the new `read` undoes it.
     """
     from ..trainer_core.data.scan import Changed, own_of, write_own
+    from ..trainer_core.data.scan.own_file import remember
 
     pictures, read = question.get("pictures"), question.get("read")
     if not isinstance(pictures, dict) or not isinstance(read, str) or not pictures:
@@ -145,6 +149,7 @@ def set_own(question: dict[str, Any], folder: Path) -> dict[str, Any]:
         before, now = write_own(folder, changes, read)
     except Changed as problem:
         raise Refused(str(problem), 409) from problem
+    remember(_before(folder), before)
     return {"before": before, "read": now}
 
 
@@ -204,9 +209,16 @@ def _was(question: dict[str, Any]) -> str:
 
 def _earlier(picture: Path) -> Path:
     """The file that keeps the mask of a picture that was replaced last."""
-    return (
-        folders.earlier_folder() / "masks" / f"{hashlib.sha256(str(picture).encode(errors='replace')).hexdigest()}.png"
-    )
+    return folders.earlier_folder() / "masks" / f"{_digest(picture)}.png"
+
+
+def _before(folder: Path) -> Path:
+    """The file that keeps what was set for a folder's pictures before their last change."""
+    return folders.earlier_folder() / "settings" / f"{_digest(folder)}.json"
+
+
+def _digest(place: Path) -> str:
+    return hashlib.sha256(str(place).encode(errors="replace")).hexdigest()
 
 
 # --- how it looks ------------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def test_a_picture_is_focused_left_out_and_masked(editor, server) -> None:
         "0.png": {"focus": [round(x - 0.03, 3), y]}, "1.png": {"leave_out": True},
         "2.png": {"role": "validation", "repeats": 4},
     })  # fmt: skip
+    page.wait_for_function("() => document.querySelector('.atelier-one-picture').ariaBusy === 'false'")
     own.write_text('{"pictures": {}}')  # by another program
     dialog.get_by_label("Repeats").fill("7")
     page.keyboard.press("Tab")
@@ -111,3 +112,10 @@ def test_a_picture_is_focused_left_out_and_masked(editor, server) -> None:
     written({"2.png": {"leave_out": True}})
     dialog.get_by_role("button", name="Close").click()
     shown(editor, "2 pictures")
+    page.get_by_role("button", name="Pictures…").click()  # as on another day
+    dialog.get_by_label("Picture", exact=True).select_option("2.png")
+    page.wait_for_function("() => document.querySelector('.atelier-one-picture input').checked")
+    dialog.get_by_role("button", name="Undo").click()
+    written({})
+    dialog.get_by_role("button", name="Close").click()
+    shown(editor, "3 pictures")

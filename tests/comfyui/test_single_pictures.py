@@ -36,10 +36,12 @@ def test_settings_are_written_undone_and_seen_by_a_run(comfy: ComfyClient, folde
     assert ask("names")[1] == {"names": ["a.png", "sub/b.png"]}
     status, first = ask("one", picture="sub/b.png", resolution="64x64")
     assert (status, first["own"], first["read"], first["width"]) == (200, {}, "", 128)
+    assert first["before"] is None
     assert first["frame"] == [0.25, 0, 0.75, 1]
     status, set_ = ask("own", read="", pictures={"sub/b.png": {"focus": [1, 0.5]}, "a.png": {"leave_out": True}})
     assert status == 200 and set_["before"] == {"sub/b.png": {}, "a.png": {}}
     assert ask("one", picture="sub/b.png", resolution="64x64")[1]["frame"] == [0.5, 0, 1, 1]
+    assert ask("one", picture="sub/b.png")[1]["before"] == {} and ask("one", picture="a.png")[1]["before"] == {}
     written = json.loads((folder / "lora_atelier.json").read_text(encoding="utf-8"))
     assert written == {"pictures": {"a.png": {"leave_out": True}, "sub/b.png": {"focus": [1.0, 0.5]}}}
     graph = train_graph(folder.name, name=folder.name, steps=1)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...common.files import open_file, written_whole
 from ...common.json_files import MEBIBYTE, parse_json
-from ...common.values import is_number
+from ...common.values import is_number, read_object
 from ...common.wording import printable
 from ..buckets import Point
 from .folder import MOST_FOLDER_REPEATS, same_name
@@ -107,6 +107,25 @@ def write_own(folder: Path, changes: Mapping[str, OwnSettings], read: str) -> tu
     with written_whole(path) as temporary:
         temporary.write_bytes(text)
     return before, hashlib.sha256(text).hexdigest()
+
+
+def remember(path: Path, before: Mapping[str, Any]) -> None:
+    """Keep in a file what was set for some pictures before a change, with what was before those of others."""
+    text = json.dumps(_kept(path) | dict(before), ensure_ascii=False).encode()
+    if len(text) > LARGEST:
+        text = json.dumps(before, ensure_ascii=False).encode()
+    with written_whole(path) as temporary:
+        temporary.write_bytes(text)
+
+
+def remembered(path: Path, name: str) -> OwnSettings | None:
+    """Read what was set for a picture before its last change; None where nothing is known."""
+    value = _kept(path).get(name)
+    return None if value is None else own_of(value, f"{path}, {_short(name)}")
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    return read_object(path, LARGEST) or {}
 
 
 class Changed(ValueError):
