@@ -11,6 +11,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Any
 
 import comfy.model_management
@@ -165,7 +166,7 @@ def write(run: str, number: int, answer: list[Any], picture: torch.Tensor) -> No
     else:
         writing.progress.empty.append(file.picture.name)
     # ComfyUI keeps what each node gave until the next prompt: of a thousand pictures that would be 12 GB.
-    picture.untyped_storage().resize_(0)
+    picture.set_(torch.UntypedStorage(0))
     # Each event of ComfyUI's tells of all nodes that have run, at each word of a model.
     known = get_progress_state()
     for id_ in [each for each, state in known.nodes.items() if each.startswith(run) and state["value"] >= state["max"]]:
@@ -200,7 +201,12 @@ def pixels_of(picture: Picture, longest_side: int, beside: bool) -> torch.Tensor
     for number, each in enumerate(images):
         whole.paste(each, (sum(before.width for before in images[:number]), 0))
     whole.thumbnail((longest_side, longest_side))
-    return torch.tensor(np.asarray(whole)).float().div(255)[None]
+    pixels = np.asarray(whole)
+    room = mmap(
+        -1, 4 * pixels.size
+    )  # of its own: what is let go of goes back to the system, however small the gaps are
+    np.divide(pixels, np.float32(255), out=np.frombuffer(room, np.float32).reshape(pixels.shape))
+    return torch.frombuffer(room, dtype=torch.float32).reshape(1, *pixels.shape)
 
 
 def mask_of(answer: list[Any]) -> Image.Image | None:
