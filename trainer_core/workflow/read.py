@@ -15,6 +15,8 @@ from .settings import READERS, Places, read_plan, read_train
 TRAIN = "AtelierTrain"
 CONNECTED = "AtelierConnectModel"
 LOADED = "AtelierLoadBaseModel"
+# What these write lies beside the pictures already, or is missing there: no model runs in a shell.
+WRITING = ("AtelierWriteCaptions", "AtelierWriteMasks")
 LOOPS = ("StartLoop", "EndLoop")  # ComfyUI's own since 0.46: what is between them runs several times
 PREVIEW = "AtelierDatasetPreview"
 SHEET_ONLY = ("columns", "limit")  # inputs of Dataset Preview that the plan does not follow
@@ -173,6 +175,8 @@ class _Reader:
             return READERS[kind](self._places, **self.inputs(key))
         if kind in CONSTANTS:
             return node["inputs"]["value"]
+        if kind in WRITING and isinstance(source := node["inputs"].get("dataset"), list):
+            return self.linked(str(source[0]), name)
         if kind == CONNECTED:
             if loop := self._loop_before(key):
                 raise ValueError(

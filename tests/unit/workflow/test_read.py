@@ -128,6 +128,16 @@ def test_a_reroute_is_followed():
     assert read(workflow) == read(loaded())
 
 
+def test_what_is_written_beside_the_pictures_is_trained_without_the_model_that_wrote_it():
+    prompt = prompt_of(loaded(), FORMS)
+    train = next(each for each in prompt.values() if each["class_type"] == "AtelierTrain")
+    for name, kind in (("masks", "AtelierWriteMasks"), ("texts", "AtelierWriteCaptions")):
+        inputs = {"dataset": train["inputs"]["dataset"], name: ["model", 0], "existing": "keep"}
+        prompt[name] = {"class_type": kind, "inputs": inputs}
+        train["inputs"]["dataset"] = [name, 0]
+    assert read(prompt) == read(loaded())
+
+
 def masked(mode: int) -> dict:
     workflow = loaded()
     train, data = find(workflow, "AtelierTrain"), find(workflow, "AtelierConceptDataset")
