@@ -99,6 +99,33 @@ def test_lists_of_pictures_of_different_sizes_make_one_concept(comfy: ComfyClien
     ]
 
 
+def test_comfyuis_own_nodes_for_datasets_link_in(comfy: ComfyClient, server: ComfyServer, pictures: Path) -> None:
+    graph = {
+        "loaded": node("LoadImageTextDataSetFromFolder", folder=pictures.name),
+        "mixed": node("ShuffleImageTextDataset", images=["loaded", 0], texts=["loaded", 1], seed=3),
+        "made": from_images(images=["mixed", 0], captions=["mixed", 1]),
+        **preview(["made", 0]),
+    }
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    rows = [row for row in table(result) if row["outcome"] == "picture"]
+    # Pictures of an odd number are higher: each caption went along with its picture.
+    assert {(row["height"], row["caption"]) for row in rows} == {
+        (str(64 + 16 * (i % 2)), f"circle number {i}, flat background") for i in range(3)
+    }
+    encoded = node("EmptyLatentImage", width=64, height=64, batch_size=1)
+    refused = comfy.queue(graph | {"made": from_images(images=["latents", 0], captions=""), "latents": encoded})
+    assert refused.status == "rejected" and "LATENT" in refused.error and "IMAGE" in refused.error
+
+    kept = draw_pictures(server.base / "datasets" / f"{pictures.name}-kept")  # ComfyUI's folder of datasets
+    try:
+        found = comfy.queue({"made": concept(kept.name), **preview(["made", 0])})
+        assert found.ok, found.error
+        assert len([row for row in table(found) if row["outcome"] == "picture"]) == 3
+    finally:
+        shutil.rmtree(kept)
+
+
 def test_resolutions_augmentation_roles_and_validation_work_together(
     comfy: ComfyClient, server: ComfyServer, pictures: Path
 ) -> None:

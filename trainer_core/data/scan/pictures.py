@@ -22,6 +22,7 @@ from .report import Report
 UNREADABLE_EXTENSIONS = frozenset((".svg", ".cr2", ".nef", ".arw", ".dng"))  # no pictures that a package adds
 # Files that hold many pictures: tables of Hugging Face, shards of webdataset, archives.
 PACKED = frozenset((".parquet", ".arrow", ".tar", ".tfrecord", ".zip", ".7z", ".rar", ".gz", ".tgz"))
+ENCODED = (".pkl", ".safetensors")  # of the shards that ComfyUI's Save Training Dataset writes
 FORMAT = 4  # increase it whenever pictures or masks are read, or their problems said, differently
 
 
@@ -155,6 +156,8 @@ def nothing_found(folder: Path, files: list[File], report: Report) -> str:
     remedy = "put pictures (PNG, JPEG, WebP ...) there, or choose another folder"
     if packed := [kind for kind in kinds if kind in PACKED]:
         remedy = f"unpack the {packed[0]} files, whose pictures are read as single files, or choose another folder"
+    if any(file.path.name.startswith("shard_") and file.extension in ENCODED for file in files):
+        remedy = "these are latents that another node encoded; choose the folder of their pictures"
     if folders and not concept.recursive:
         remedy = f"set {setting('concepts.recursive')} to on, or choose another folder"
     if not parts:

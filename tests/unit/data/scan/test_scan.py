@@ -413,6 +413,13 @@ def test_what_leave_out_names_and_nobody_has_is_noted(tmp_path: Path) -> None:
         read(tmp_path, leave_out=("*",))
 
 
+def test_a_folder_of_encoded_pictures_asks_for_the_pictures(tmp_path: Path) -> None:
+    (tmp_path / "shard_0000.pkl").write_bytes(b"")
+    (tmp_path / "metadata.json").write_text("{}")
+    with pytest.raises(ValueError, match="these are latents that another node encoded; choose the folder of their"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["train-00000.parquet", "shard.tar", "pictures.ZIP"])
 def test_a_folder_of_packed_pictures_asks_to_unpack_them(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
