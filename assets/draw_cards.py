@@ -41,6 +41,8 @@ CARDS: dict[str, tuple[str, str, str, float, str]] = {
     "7 Qwen-Image": ("Qwen-Image", "your own character", "GPU with 24 GB", 0.83, "linked"),
     "8 Compare, shrink, share": ("Share", "compare, shrink, save", "any computer, 4 minutes", 0.17, "grid"),
     "9 Make a training adapter": ("Adapter", "for Turbo models", "GPU with 16 GB", 0.65, "linked"),
+    "10 Caption a folder": ("Captions", "by a vision model", "GPU with 12 GB", 0.52, "grid"),
+    "11 Mask a folder": ("Masks", "by SAM 3", "GPU with 6 GB", 0.26, "grid"),
 }
 
 

@@ -36,6 +36,18 @@ COMFYUI: dict[str, tuple[dict[str, str], tuple[Any, ...], dict[str, str]]] = {
     "DualCLIPLoader": ({}, ("", "", "", "default"), {"CLIP": "CLIP"}),
     "VAELoader": ({}, ("",), {"VAE": "VAE"}),
     "SaveImage": ({"images": "IMAGE"}, ("ComfyUI",), {}),
+    "CheckpointLoaderSimple": ({}, ("",), {"MODEL": "MODEL", "CLIP": "CLIP", "VAE": "VAE"}),
+    "CLIPTextEncode": ({"clip": "CLIP"}, ("",), {"CONDITIONING": "CONDITIONING"}),
+    "TextGenerate": (
+        {"clip": "CLIP", "image": "IMAGE", "prompt": "STRING"},
+        ("", 256, "off", False, True),
+        {"generated_text": "STRING"},
+    ),
+    "SAM3_Detect": (
+        {"model": "MODEL", "image": "IMAGE", "conditioning": "CONDITIONING"},
+        (0.5, 2, False),
+        {"masks": "MASK", "bboxes": "BOUNDING_BOX"},
+    ),
     NOTE: ({}, ("",), {}),
 }
 
@@ -175,7 +187,9 @@ def written(node: Node, links: list[tuple[int, Node, int, Node, int, str]], orde
     """Return a node as the editor saves it."""
     into = {slot: number for number, _, _, target, slot, _ in links if target is node}
     inputs = [
-        {"name": name, "type": kind, "link": into.get(slot)} | ({"shape": 7} if optional else {})
+        {"name": name, "type": kind, "link": into.get(slot)}
+        | ({"shape": 7} if optional else {})
+        | ({"widget": {"name": name}} if kind == "STRING" and node.type in COMFYUI else {})
         for slot, (name, kind, optional) in enumerate(node.sockets)
     ]
     outputs = [
@@ -396,6 +410,66 @@ def adapter(graph: Graph, model: File, text: File, kind: str, vae: File) -> dict
         "trained on them: it learns nothing but to take many steps.\n2. For your own LoRA choose *training_adapter* in "
         "**Existing LoRA**: *use* beneath, *training_only* true. Set *train_distilled* of **Use Connected Model**.\n3. "
         "Use your LoRA on the distilled model without the adapter.",
+    )
+    return graph.workflow()
+
+
+def captioned(graph: Graph, text: File) -> dict[str, Any]:
+    """Write the workflow that lets a vision model write a caption beside each picture of a folder."""
+    data = graph.add("AtelierConceptDataset", (0, 0), (300, 290), folder="my_pictures")
+    clip = graph.add("CLIPLoader", (0, 400), (300, 130), models=[text], **{"0": text.name, "1": "stable_diffusion"})
+    asked = graph.add("AtelierCaptionInstruction", (0, 610), (300, 230))
+    seen = graph.add("AtelierDatasetPictures", (360, 130), (270, 106), linked={"dataset": (data, "DATASET")})
+    said = graph.add(
+        "TextGenerate",
+        (690, 340),
+        (320, 400),
+        linked={"clip": (clip, "CLIP"), "image": (seen, "IMAGE"), "prompt": (asked, "STRING")},
+    )
+    graph.add(
+        "AtelierWriteCaptions",
+        (1070, 0),
+        (340, 106),
+        linked={"dataset": (data, "DATASET"), "texts": (said, "generated_text")},
+    )
+    graph.note(
+        (1070, 340),
+        (340, 400),
+        "**Captions for a folder**\n\n1. **Concept Dataset**: write the *folder* of your pictures.\n2. **Load CLIP**: "
+        "choose a vision model, as Qwen3-VL.\n3. **Caption Instruction**: choose what you train, and what captions "
+        "call it.\n4. Press **Run**. Each picture gets a text of its name. One that has a text keeps it.\n\nRead a few "
+        "before you train. Cancel keeps what is written; the next **Run** goes on there.\n\nA tagger works as well: "
+        "link its text into *texts*. **Train LoRA** may follow *DATASET*.",
+    )
+    return graph.workflow()
+
+
+def masked(graph: Graph, model: File) -> dict[str, Any]:
+    """Write the workflow that lets a model write a mask beside each picture of a folder."""
+    data = graph.add("AtelierConceptDataset", (0, 0), (300, 290), folder="my_pictures")
+    loaded = graph.add("CheckpointLoaderSimple", (0, 400), (300, 98), models=[model], **{"0": model.name})
+    seen = graph.add("AtelierDatasetPictures", (360, 130), (270, 106), linked={"dataset": (data, "DATASET")})
+    what = graph.add("CLIPTextEncode", (360, 560), (270, 150), linked={"clip": (loaded, "CLIP")}, **{"0": "person"})
+    found = graph.add(
+        "SAM3_Detect",
+        (690, 340),
+        (300, 230),
+        linked={"model": (loaded, "MODEL"), "image": (seen, "IMAGE"), "conditioning": (what, "CONDITIONING")},
+    )
+    graph.add(
+        "AtelierWriteMasks",
+        (1050, 0),
+        (340, 82),
+        linked={"dataset": (data, "DATASET"), "masks": (found, "masks")},
+    )
+    graph.note(
+        (1050, 320),
+        (340, 400),
+        "**Masks for a folder**\n\n1. **Concept Dataset**: write the *folder* of your pictures.\n2. **Load "
+        "Checkpoint**: choose SAM 3.\n3. **CLIP Text Encode**: write what is trained, as *person*, *robot* or *chair*."
+        "\n4. Press **Run**. Each picture gets a mask, as *cat-masklabel.png*. One that has a mask keeps it.\n\nLook "
+        "at a few before you train. Cancel keeps what is written; the next **Run** goes on there.\n\nTo train with "
+        "them link *DATASET* into **Mask Loader**, and that into **Train LoRA**.",
     )
     return graph.workflow()
 
@@ -702,6 +776,13 @@ WORKFLOWS: dict[str, Callable[[Graph], dict[str, Any]]] = {
         File("qwen_3_4b.safetensors", "text_encoders", f"{COMFY}/z_image_turbo/{SPLIT}/text_encoders"),
         "lumina2",
         AE,
+    ),
+    "workflows/10 Caption a folder": lambda graph: captioned(
+        graph,
+        File("qwen3vl_8b_fp8_scaled.safetensors", "text_encoders", f"{COMFY}/Qwen3-VL/resolve/main/text_encoders"),
+    ),
+    "workflows/11 Mask a folder": lambda graph: masked(
+        graph, File("sam3.1_multiplex_fp16.safetensors", "checkpoints", f"{COMFY}/sam3.1/resolve/main/checkpoints")
     ),
     f"subgraphs/{BLUEPRINT}": shipped_blueprint,
 }

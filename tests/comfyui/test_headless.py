@@ -28,7 +28,8 @@ from lora_atelier.trainer_core.workflow.canvas import prompt_of
 from lora_atelier.trainer_core.workflow.places import Folders
 from lora_atelier.trainer_core.workflow.read import read_workflow
 
-WORKFLOWS = [*sorted((ROOT / "workflows").glob("*.json")), TOUR, FLOW]
+TRAINING = [path for path in sorted((ROOT / "workflows").glob("*.json")) if "AtelierTrain" in path.read_text("utf-8")]
+WORKFLOWS = [*TRAINING, TOUR, FLOW]
 ADAPTER = next(path for path in WORKFLOWS if "adapter" in path.stem)  # its model draws its pictures
 # A node pack that makes Train LoRA write its configuration instead of training.
 PROBE = """

@@ -18,12 +18,14 @@ FOLDERS = {
     "CLIPLoader": "text_encoders",
     "DualCLIPLoader": "text_encoders",
     "VAELoader": "vae",
+    "CheckpointLoaderSimple": "checkpoints",
 }
 SHIPPED = sorted((ROOT / "workflows").glob("*.json"))
 WORKFLOWS = [*SHIPPED, TOUR, FLOW]
 SHARE = next(path for path in SHIPPED if "share" in path.stem)
 ADAPTER = next(path for path in SHIPPED if "adapter" in path.stem)
 FAMILIES = [path for path in SHIPPED if path.stem[0] in "345679"]
+WRITING = [path for path in SHIPPED if "AtelierDatasetPictures" in path.read_text("utf-8")]
 OF_THE_MACHINE = (
     "checkpoint",
     "ckpt_name",
@@ -188,7 +190,30 @@ def test_a_training_adapter_is_made_of_pictures_that_its_model_draws(comfy: Comf
     assert metadata_in(made)["ss_num_train_images"] == "2"
 
 
-@pytest.mark.parametrize("path", FAMILIES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WRITING, ids=lambda path: path.stem)
+def test_a_workflow_writes_beside_each_picture(comfy: ComfyClient, pictures: Path, path: Path) -> None:
+    """With a stand-in for the model, as what it says is not ours."""
+    prompt = to_prompt(json.loads(path.read_text(encoding="utf-8")), comfy.object_info())
+    (model,) = (node for node in prompt.values() if node["class_type"] in ("TextGenerate", "SAM3_Detect"))
+    slot, asked = (0, model["inputs"].get("prompt")) if model["class_type"] == "TextGenerate" else (1, "grey")
+    model |= {"class_type": "Describe", "inputs": {"image": model["inputs"]["image"], "word": asked}}
+    for node in prompt.values():  # the stand-in gives texts and masks
+        for name, value in node["inputs"].items():
+            if name in ("texts", "masks"):
+                node["inputs"][name] = [value[0], slot]
+    shorten(prompt, AtelierConceptDataset={"folder": pictures.name})
+    for text in pictures.glob("*.txt"):
+        text.unlink()
+    result = comfy.queue(prompt)
+    assert result.ok, result.error
+    written = sorted(each.name for each in pictures.iterdir() if each.suffix == ".txt" or "mask" in each.name)
+    ending = "-masklabel.png" if slot else ".txt"
+    assert written == [f"{number}{ending}" for number in range(3)]
+    if not slot:
+        assert (pictures / "0.txt").read_text().startswith("Describe this picture in two or three plain sentences")
+
+
+@pytest.mark.parametrize("path", [*FAMILIES, *WRITING], ids=lambda path: path.stem)
 def test_files_that_a_workflow_names_are_offered_for_their_folders(path: Path) -> None:
     """A page offers files that are missing, where the node names their address and the folder of its loader."""
     nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
