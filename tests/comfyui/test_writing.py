@@ -63,6 +63,32 @@ def test_each_text_stands_beside_its_picture(comfy: ComfyClient, greys: Path) ->
     assert report(comfy, prompt) == "1 text written, 2 written before, 1 kept."
 
 
+def test_what_follows_waits_for_all_texts(comfy: ComfyClient, greys: Path) -> None:
+    after = {"resolution": 64, "batch_size": 2, "seed": 1, "epoch": 0, "columns": 3, "limit": 9}
+    sheet = node("AtelierDatasetPreview", dataset=["write", 0], **after)
+    result = comfy.queue(graph(greys) | {"sheet": sheet, "table": node("PreviewAny", source=["sheet", 2])})
+    assert result.ok, result.error
+    said = result.outputs["table"]["text"][0]
+    assert all(f"grey {level}" in said for level in (150, 170, 190, 210))
+
+
+def test_an_edit_pair_is_seen_side_by_side(comfy: ComfyClient, server: ComfyServer, greys: Path) -> None:
+    before = greys.with_name(f"{greys.name}-before")
+    (before / "more").mkdir(parents=True)
+    for path in (each for each in greys.rglob("*.*")):
+        Image.new("RGB", (96, 64)).save(before / path.relative_to(greys))
+    prompt = graph(greys)
+    values = {"fit": "as_picture", "use": "edit", "folder_2": "", "folder_3": ""}
+    prompt["pairs"] = node("AtelierControlPictures", dataset=["data", 0], folder=before.name, **values)
+    prompt["see"]["inputs"] |= {"dataset": ["pairs", 0], "show": "before and after"}
+    prompt["write"]["inputs"]["dataset"] = ["pairs", 0]
+    assert report(comfy, prompt) == "4 texts written."
+    assert texts(greys)["a.txt"] == "grey 75\n"  # half black
+    prompt["see"]["inputs"]["dataset"] = prompt["write"]["inputs"]["dataset"] = ["data", 0]
+    (greys / "a.txt").unlink()
+    assert "a.png has no control picture; link Control Pictures" in str(comfy.queue(prompt).error)
+
+
 def test_what_happens_to_a_text_that_is_there(comfy: ComfyClient, greys: Path) -> None:
     (greys / "a.txt").write_text("A wall.\n")
     (greys / "b.caption").write_text("tag")
