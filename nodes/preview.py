@@ -18,7 +18,8 @@ from ..trainer_core.config import (
 )
 from ..trainer_core.models import Chosen
 from ..trainer_core.workflow.settings import read_plan
-from .comfyui import folders
+from .comfyui import comparing, folders
+from .comfyui.connected.text import escape
 from .comfyui.progress import scan_callbacks
 from .node import Node
 from .schema import schema
@@ -30,10 +31,13 @@ from .sockets import (
 )
 
 if TYPE_CHECKING:
+    from ..trainer_core.common.callbacks import Callbacks
     from ..trainer_core.data.plan import Plan
     from ..trainer_core.preflight.curation import Finding
 
 SHARED = ("batch_size", "resolution", "seed", "buckets", "accumulate", "validation")  # inputs of the plan
+
+MOST_COMPARED = 2000  # pictures that are compared with their captions
 
 
 class AtelierDatasetPreview(Node):
@@ -71,16 +75,19 @@ class AtelierDatasetPreview(Node):
         base_model: Chosen | None = None,
         buckets: Sizes | None = None,
         validation: TrainPart | None = None,
+        clip_vision: Any = None,
+        clip_of_vision: Any = None,
         **values: Any,
     ) -> io.NodeOutput:
         """Plan one epoch, draw its pictures and report on it."""
         from ..trainer_core.data.plan import build_plan
         from ..trainer_core.data.scan import Index, scan
         from ..trainer_core.models.sd import ClipLengths, load_tokenizer  # here, so that ComfyUI starts fast
-        from ..trainer_core.preflight.curation import curate, misfits
+        from ..trainer_core.preflight.curation import curate, describe_likeness, misfits
         from ..trainer_core.preflight.preview import render_preview
         from ..trainer_core.preflight.report import long_captions, manifest_table, report
 
+        check_vision(clip_vision, clip_of_vision)
         share = validation.values.get("validation_share", 0.0) if validation else 0.0
         train = read_plan(buckets, epochs=epoch + 1, validation_share=share, **values)
         base = base_model.source().outline() if base_model else None
@@ -91,16 +98,19 @@ class AtelierDatasetPreview(Node):
             )
         defaults = base.defaults if base else Defaults()
         train, dataset = fill_train(train, defaults), fill_dataset(dataset, defaults)
+        callbacks = scan_callbacks(cls.hidden.unique_id)
         with Index(folders.index_file()) as index:
-            manifest = scan(dataset, index, scan_callbacks(cls.hidden.unique_id), folders.access())
+            manifest = scan(dataset, index, callbacks, folders.access())
             plan = build_plan(manifest, dataset, train)
             badly = misfits(plan, index)
-        sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit))
+        alike = {} if clip_vision is None else like_captions(plan, clip_vision, clip_of_vision, callbacks)
+        sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit, alike=alike))
         remarks = long_captions(
             plan, base.text if base else ClipLengths(tokenizer=load_tokenizer(folders.tokenizer_path())), {}
         )
         remarks += resolution_remarks(train, dataset, base.defaults, base.title) if base else []
         remarks += [finding.sentence for finding in badly]
+        remarks += describe_likeness(plan, alike, MOST_COMPARED)
         remarks += differences(cls.hidden.prompt or {}, cls.hidden.unique_id)
         text = "\n".join([report(plan), *(f"- {sentence}" for sentence in remarks)])
         nodes = concept_nodes(cls.hidden.prompt or {}, cls.hidden.unique_id)
@@ -108,7 +118,43 @@ class AtelierDatasetPreview(Node):
         shown["leave_out"] = (
             leave_out([*curate(plan), *badly], plan, nodes) if len(nodes) == len(dataset.concepts) else []
         )
-        return io.NodeOutput(sheet, text, manifest_table(plan), ui=shown)
+        return io.NodeOutput(sheet, text, manifest_table(plan, alike), ui=shown)
+
+
+def check_vision(vision: Any, text: Any) -> None:
+    """Raise ValueError where only one of both models is linked, or no text can be compared with its pictures."""
+    if (vision is None) != (text is None):
+        missing = "clip_vision" if vision is None else "clip_of_vision"
+        raise ValueError(
+            f"Pictures and captions are compared by two models of one CLIP, and {missing} of Dataset Preview is not "
+            "linked; link both, or none."
+        )
+    if vision is not None and not comparing.has_text_side(vision):
+        raise ValueError(
+            "clip_vision of Dataset Preview has no text side, as DINO and SigLIP have none in ComfyUI; link a CLIP "
+            "model of Load CLIP Vision."
+        )
+
+
+def like_captions(plan: Plan, vision: Any, text: Any, callbacks: Callbacks) -> dict[int, float]:
+    """Compute how alike the first MOST_COMPARED pictures, as they are trained, are to their captions, by cosines.
+
+    Captions are those of the files, without the trigger word, which no CLIP knows; pictures without one are left out.
+    """
+    from ..trainer_core.data.captions import plain_caption
+    from ..trainer_core.data.images import cut, load_picture
+
+    found, pictures = {}, plan.manifest.pictures[:MOST_COMPARED]
+    for i, picture in enumerate(pictures):
+        callbacks.check()
+        callbacks.phase("captions", i, len(pictures))
+        concept = plan.concepts[i]
+        caption = plain_caption(picture.lines, concept.captions.replace(prefix="", suffix=""))
+        if caption.strip():
+            trained = cut(load_picture(picture.path, concept.background), plan.first_crops(i)[0])
+            seen = comparing.embed(vision, [comparing.to_tensor(trained)])
+            (found[i],) = comparing.like_texts(seen, text, [escape(caption)], "Dataset Preview")
+    return found
 
 
 def differences(prompt: Mapping[str, Any], own: str | None) -> list[str]:

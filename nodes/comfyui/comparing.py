@@ -187,23 +187,31 @@ def likeness(
     if pictures:
         to_pictures = list((drawn @ embed(vision, pictures).t()).mean(dim=1).tolist())
     if text is not None and has_text_side(vision):
-        _check_projected(text)
-        words = embed_prompts(text, [cell.row.line.prompt for cell in cells])
-        if words.shape[1] != drawn.shape[1]:
-            raise ValueError(
-                f"clip_of_vision of Compare LoRAs gives {words.shape[1]} numbers a prompt, the CLIP vision model "
-                f"{drawn.shape[1]} a picture; link the text encoder of the same CLIP, or none."
-            )
-        to_prompt = list((drawn * words).sum(dim=1).tolist())
+        to_prompt = like_texts(drawn, text, [cell.row.line.prompt for cell in cells], "Compare LoRAs")
     return list(zip(to_pictures, to_prompt, strict=True))
 
 
-def _check_projected(text: Any) -> None:
+def like_texts(pictures: Tensor, text: Any, texts: Sequence[str], node: str) -> list[float | None]:
+    """Compute the cosine of each picture's vector, (N, D), and its text; node: whose clip_of_vision the encoder is.
+
+    Raises ValueError for a text encoder of another width, or without its projection.
+    """
+    _check_projected(text, node)
+    words = embed_prompts(text, texts)
+    if words.shape[1] != pictures.shape[1]:
+        raise ValueError(
+            f"clip_of_vision of {node} gives {words.shape[1]} numbers a prompt, the CLIP vision model "
+            f"{pictures.shape[1]} a picture; link the text encoder of the same CLIP, or none."
+        )
+    return list((pictures * words).sum(dim=1).tolist())
+
+
+def _check_projected(text: Any, node: str) -> None:
     """Raise ValueError for a text encoder whose pooled output is not projected to where the pictures are."""
     model = getattr(text, "cond_stage_model", None)
     encoder = getattr(model, getattr(model, "clip", None) or "", None)
     if not getattr(encoder, "return_projected_pooled", True):
         raise ValueError(
-            "clip_of_vision of Compare LoRAs is the text encoder of a checkpoint of Stable Diffusion 1, which lacks "
+            f"clip_of_vision of {node} is the text encoder of a checkpoint of Stable Diffusion 1, which lacks "
             "CLIP's projection; link one of Load CLIP, or none."
         )

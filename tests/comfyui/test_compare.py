@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,12 +175,9 @@ def test_wrong_input_gets_one_sentence(comfy: ComfyClient, server: ComfyServer, 
     assert not result.ok and said in str(result.error), result.error
 
 
-def test_the_column_that_is_most_alike_is_marked(comfy_modules: ModuleType, tmp_path: Path) -> None:
+def tiny_vision() -> Any:
+    """Build a small CLIP vision model of ComfyUI with random weights."""
     import comfy.clip_vision
-
-    from lora_atelier.nodes import comparison
-    from lora_atelier.nodes.comfyui import comparing, sampling
-    from lora_atelier.trainer_core.config.prompt_lines import PromptLine
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
     kind = {"model_type": "clip_vision_model", "layer_norm_eps": 1e-5}
@@ -198,6 +196,15 @@ def test_the_column_that_is_most_alike_is_marked(comfy_modules: ModuleType, tmp_
     with torch.no_grad():
         for parameter in vision.model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draws) * 0.2)
+    return vision
+
+
+def test_the_column_that_is_most_alike_is_marked(comfy_modules: ModuleType, tmp_path: Path) -> None:
+    from lora_atelier.nodes import comparison
+    from lora_atelier.nodes.comfyui import comparing, sampling
+    from lora_atelier.trainer_core.config.prompt_lines import PromptLine
+
+    vision = tiny_vision()
     red, blue, dull = (
         torch.tensor(colour).expand(40, 56, 3).contiguous()
         for colour in ((0.9, 0.1, 0.1), (0.1, 0.1, 0.9), (0.4, 0.4, 0.4))
@@ -318,3 +325,66 @@ def test_likeness_to_prompts_needs_the_projection_of_clip(comfy_modules: ModuleT
     text = SimpleNamespace(cond_stage_model=SimpleNamespace(clip="clip_l", clip_l=encoder))
     with pytest.raises(ValueError, match="lacks CLIP's projection; link one of Load CLIP"):
         comparing.likeness(clip, cells, [], text)
+
+
+def test_captions_are_ranked_by_their_likeness_to_the_pictures(
+    comfy_modules: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a small vision model, and a stand-in of a text encoder that knows the pictures of three colours."""
+    from types import SimpleNamespace
+
+    from lora_atelier.nodes import preview
+    from lora_atelier.nodes.comfyui import comparing
+    from lora_atelier.trainer_core.common.callbacks import Callbacks
+    from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, TrainConfig
+    from lora_atelier.trainer_core.data.plan import build_plan
+    from lora_atelier.trainer_core.data.scan import scan
+    from lora_atelier.trainer_core.preflight.curation import describe_likeness
+    from lora_atelier.trainer_core.preflight.preview import render_preview
+    from lora_atelier.trainer_core.preflight.report import manifest_table
+
+    vision, read = tiny_vision(), []
+    colours = {"red": (230, 25, 25), "blue": (25, 25, 230), "green": (25, 230, 25)}
+    captions = ("red", "blue (deep)", "blue", "")  # the third picture is green
+    for i, (caption, shown) in enumerate(zip(captions, ("red", "blue", "green", "red"), strict=True)):
+        Image.new("RGB", (64, 64), colours[shown]).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(caption)
+
+    def encode(text: str, return_pooled: bool) -> tuple[None, torch.Tensor]:
+        read.append(text)
+        known = torch.tensor(colours[text.split()[0]]).expand(64, 64, 3) / 255
+        return None, comparing.embed(vision, [known])
+
+    words = SimpleNamespace(tokenize=lambda text: text, encode_from_tokens=encode)
+    own = CaptionConfig(prefix="mossling", missing="empty", dropout=0.0)
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(tmp_path), captions=own),))
+    plan = build_plan(scan(dataset), dataset, TrainConfig(resolution=64, bucket_step=64))
+    told = []
+    alike = preview.like_captions(
+        plan, vision, words, Callbacks(phase=lambda _, done, total: told.append((done, total)))
+    )
+    assert read == ["red", "blue \\(deep\\)", "blue"]  # brackets are text, and no CLIP knows the trigger word
+    assert sorted(alike) == [0, 1, 2] and told == [(i, 4) for i in range(4)]
+    assert min(alike[0], alike[1]) == pytest.approx(1, abs=1e-3) and alike[2] < 0.99
+    (said,) = describe_likeness(plan, alike, 4)
+    assert f'the worst first: 2.png {alike[2]:.3f} ("blue"), ' in said and describe_likeness(plan, {}, 4) == []
+    assert describe_likeness(plan, alike, 3)[1] == "Only the first 3 of 4 pictures are compared with their captions."
+    rows = list(csv.DictReader(manifest_table(plan, alike).splitlines()))
+    shown = {row["file"]: row["likeness"] for row in rows if row["file"].endswith(".png")}
+    assert shown == {f"{i}.png": f"{alike[i]:.4f}" if i in alike else "" for i in range(4)}
+    assert render_preview(plan, alike=alike).tobytes() != render_preview(plan).tobytes()
+
+    monkeypatch.setattr(preview, "MOST_COMPARED", 2)
+    assert sorted(preview.like_captions(plan, vision, words, Callbacks())) == [0, 1]
+    asked = iter((None,))
+    with pytest.raises(StopIteration):  # a Cancel at the second picture ends it
+        preview.like_captions(plan, vision, words, Callbacks(check=lambda: next(asked)))
+    wide = SimpleNamespace(tokenize=str, encode_from_tokens=lambda _, return_pooled: (None, torch.ones(1, 5)))
+    with pytest.raises(ValueError, match="clip_of_vision of Dataset Preview gives 5 numbers a prompt, the CLIP vision"):
+        preview.like_captions(plan, vision, wide, Callbacks())
+    preview.check_vision(None, None)
+    with pytest.raises(ValueError, match="clip_of_vision of Dataset Preview is not linked; link both, or none"):
+        preview.check_vision(vision, None)
+    siglip = SimpleNamespace(model=SimpleNamespace(visual_projection=lambda a: a))
+    with pytest.raises(ValueError, match="clip_vision of Dataset Preview has no text side"):
+        preview.check_vision(siglip, words)

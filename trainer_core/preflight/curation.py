@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ..common.wording import count, names
 from ..config import ONE_EACH
-from ..data.fit import KIND, Fit, describe_fits
+from ..data.fit import KIND, LONGEST, Fit, describe_fits
 from ..data.looks import CORNERS, near_duplicates, same_marks
 from ..data.plan import Plan
 from ..data.scan import Index
@@ -17,6 +17,7 @@ from ..data.scan import Index
 BLURRED = 0.7  # Crete's measure, beyond which a picture of 512 pixels has lost its finest two
 MOST_BORDER = 0.1  # share of the area in borders of one colour
 MOST_ENLARGED = 1.5  # a picture that is enlarged more gets a remark
+LEAST_ALIKE = 10  # captions that are named
 
 Kind = Literal["near-duplicates", "blurred", "borders", "marks", "text", "enlarged", "captions", "fit"]
 
@@ -46,6 +47,21 @@ def misfits(plan: Plan, index: Index) -> list[Finding]:
     pictures = plan.manifest.pictures
     sentence = describe_fits([(pictures[i].name, " ".join(pictures[i].lines), fit) for i, fit in fits.items()])
     return [Finding(kind="fit", sentence=f"In the last run: {sentence}", pictures=tuple(fits))] if fits else []
+
+
+def describe_likeness(plan: Plan, alike: Mapping[int, float], most: int) -> list[str]:
+    """List sentences on the captions that are least like their pictures; most: pictures that are compared."""
+    if not alike:
+        return []
+    pictures = plan.manifest.pictures
+    worst = sorted(alike, key=lambda i: alike[i])[:LEAST_ALIKE]
+    each = names(
+        (f'{pictures[i].name} {alike[i]:.3f} ("{" ".join(pictures[i].lines)[:LONGEST]}")' for i in worst), len(worst)
+    )
+    found = [f"The captions that are least like their pictures, by the linked CLIP, the worst first: {each}."]
+    if len(pictures) > most:
+        found.append(f"Only the first {most} of {len(pictures)} pictures are compared with their captions.")
+    return found
 
 
 def _near_duplicates(plan: Plan) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageOps
 
@@ -18,18 +19,26 @@ _UNTRAINED = (226, 64, 84)  # tint of the area outside the mask
 _MARGIN, _HEADER, _PAD, _THUMBNAIL, _CAPTION_LINES, _LINE_HEIGHT = 14, 44, 8, 46, 3, 16  # pixels, lines
 
 
-def render_preview(plan: Plan, *, epoch: int = 0, columns: int = 4, limit: int = 24, tile: int = 192) -> Image.Image:
+def render_preview(
+    plan: Plan,
+    *,
+    epoch: int = 0,
+    columns: int = 4,
+    limit: int = 24,
+    tile: int = 192,
+    alike: Mapping[int, float] | None = None,
+) -> Image.Image:
     """Draw a sheet of the first `limit` pictures, each cropped exactly as at its first visit in an epoch.
 
     Below each: a thumbnail of the whole picture with its crop, bucket, share cropped, scale, name and caption. The area
     outside a mask is tinted red, and control pictures lie at the lower edge. columns, limit and tile (pixels) are
     raised to at least 1, 1 and 96. A picture without a visit in the epoch, by a fractional repeat, is shown as at its
-    next visit.
+    next visit. alike: how alike pictures are to their captions, shown before these.
     """
     total = len(plan.manifest.pictures)
     shown = min(max(limit, 1), total)
     columns = max(1, min(columns, shown))
-    cells = [_cell(plan, i, epoch, max(tile, 96)) for i in range(shown)]
+    cells = [_cell(plan, i, epoch, max(tile, 96), (alike or {}).get(i)) for i in range(shown)]
     width, height = cells[0].width + _MARGIN, cells[0].height + _MARGIN
     rows = math.ceil(shown / columns)
     sheet = Image.new("RGB", (_MARGIN + columns * width, _HEADER + rows * height), _GROUND)
@@ -43,7 +52,7 @@ def render_preview(plan: Plan, *, epoch: int = 0, columns: int = 4, limit: int =
     return sheet
 
 
-def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
+def _cell(plan: Plan, index: int, epoch: int, tile: int, alike: float | None) -> Image.Image:
     """Draw one picture with its texts, on a panel."""
     picture, concept = plan.manifest.pictures[index], plan.concepts[index]
     sample, remark = sample_in_epoch(plan, index, epoch)
@@ -77,7 +86,8 @@ def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
         text = _shorten(text, font, tile - _THUMBNAIL - _PAD)
         draw.text(at, text, fill=_DIM if n else _ACCENT, font=font)
     without = "(caption left out at this visit)" if plan.captions_of(index) - {""} else "(empty caption)"
-    for n, text in enumerate(_wrap(sample.caption or without, font, tile, _CAPTION_LINES)):
+    caption = (sample.caption or without) if alike is None else f"[{alike:.3f}] {sample.caption or without}"
+    for n, text in enumerate(_wrap(caption, font, tile, _CAPTION_LINES)):
         at = (_PAD, top + _THUMBNAIL + 6 + n * _LINE_HEIGHT)
         draw.text(at, text, fill=_BRIGHT if sample.caption else _DIM, font=font)
     return cell

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..common.axes import size_text
@@ -65,15 +65,17 @@ def long_captions(plan: Plan, limits: CaptionLengths, words: Words) -> list[str]
     return sentences
 
 
-def manifest_table(plan: Plan) -> str:
+def manifest_table(plan: Plan, alike: Mapping[int, float] | None = None) -> str:
     """Write CSV with a row for every scanned file: its outcome, and the crop and caption of a picture.
 
-    Sizes in pixels. left and top: the crop's corner in the resized picture, as SDXL is conditioned on it.
+    Sizes in pixels. left and top: the crop's corner in the resized picture, as SDXL is conditioned on it. alike: how
+    alike pictures are to their captions, in a column of its own.
     """
+    columns = (*COLUMNS, "likeness") if alike else COLUMNS
     manifest, text = plan.manifest, io.StringIO()
     index = {(p.concept, p.name): i for i, p in enumerate(manifest.pictures)}
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
+    table.writerow(columns)
     for file in manifest.outcomes:
         row: list[object] = [plan.dataset.concepts[file.concept].folder, file.name, file.outcome, file.why]
         if (i := index.get((file.concept, file.name))) is not None:
@@ -88,7 +90,8 @@ def manifest_table(plan: Plan) -> str:
                 picture.mask is not None,
                 sample.caption,
             ]
-        table.writerow(map(table_cell, [*row, *[""] * (len(COLUMNS) - len(row))]))
+            row += [f"{alike[i]:.4f}"] if alike and i in alike else []
+        table.writerow(map(table_cell, [*row, *[""] * (len(columns) - len(row))]))
     return _replace_bad_bytes(text.getvalue())
 
 

@@ -163,6 +163,14 @@ def _preview() -> Iterable[Row]:
         "Optional, from Validation: shows which pictures its validation_share holds out.",
         True,
     )
+    yield linked(
+        "clip_vision",
+        "CLIP_VISION",
+        "Optional, of Load CLIP Vision, with clip_of_vision: measures how alike each caption is to its picture. The "
+        "report names the worst first.",
+        True,
+    )
+    yield linked("clip_of_vision", "CLIP", "For clip_vision: the text encoder of the same CLIP, of Load CLIP.", True)
 
 
 def _part(title: str) -> Form:
