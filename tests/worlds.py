@@ -30,6 +30,7 @@ from lora_atelier.trainer_core.commands import main as main_of_the_pack
 from lora_atelier.trainer_core.common.callbacks import StepReport
 from lora_atelier.trainer_core.common.world import ALONE, ProcessFailed, World, joined
 from lora_atelier.trainer_core.config import EmbeddingConfig, MemoryConfig
+from lora_atelier.trainer_core.data import fit
 from lora_atelier.trainer_core.runs.asked import Paused, ask
 from lora_atelier.trainer_core.training import encode
 
@@ -81,6 +82,8 @@ def carry_out(job: dict[str, Any], material: Material, folder: Path, world: Worl
     with ExitStack() as stack:
         stack.enter_context(without_estimates(list(LADDER)))
         stack.enter_context(counted(seen))
+        for name, value in job.get("watched", {}).items():
+            stack.enter_context(mock.patch.object(fit, name, value))
         if job.get("fails", {}).get("process") == world.number:
             stack.enter_context(failing(job["fails"]))
         found: dict[str, Any] = {"error": ""}

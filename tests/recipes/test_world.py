@@ -60,6 +60,12 @@ EXACT = {
         "own_cache": True,
     },
     "one micro-batch": {"recipe": "resumed", "train": {"steps": 3}},
+    "pictures that weigh less": {  # looks at each visit, of which half of all stand out
+        "recipe": "resumed",
+        "objective": {"easy_weight": 0.125, "odd_pictures": "leave_out"},
+        "train": {"accumulate": 2, "steps": 5},
+        "watched": {"BINS": 1, "LOOK": 1, "KEPT": 2, "FEWEST": 2, "FENCE": 0.0},
+    },
     "nothing kept of encodings": {
         "recipe": "masks with prior",
         "optimizer": {"text_encoder_learning_rate": 0.0},
@@ -169,6 +175,13 @@ def learned(folder):
 def test_two_processes_give_the_bits_of_one(scene, name):
     assert told(scene, name)["error"] == told(scene, name, 1)["error"] == ""
     assert equal(scene / name, scene / "alone" / name)
+
+
+def test_two_processes_leave_out_the_same_pictures(scene):
+    history = states(scene / "pictures that weigh less")["history"][0]
+    assert (history[".fits.seen"][1] > 1).any() and "is left out after step" in str(
+        told(scene, "pictures that weigh less")
+    )
 
 
 @pytest.mark.parametrize("name", in_every_run(SUMMED))
