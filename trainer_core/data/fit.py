@@ -197,7 +197,7 @@ def describe_left_out(name: str, lines: Sequence[str], fit: Fit, step: int) -> s
     """Tell of a picture that is left out from a step on, with its caption."""
     caption = " ".join(lines)[:LONGEST]
     return (
-        f"{name} is left out after step {step}, as it stood out twice: its loss is {math.exp(fit.residual or 0.0):.2f} "
-        f"times that of the others at its noise levels. Look at it and its caption"
+        f"{name} is left out after step {step}, as it stood out twice: its losses are {fit.ratio:.2f} "
+        f"times those of all pictures at its noise levels. Look at it and its caption"
         + (f' ("{caption}").' if caption else ".")
     )

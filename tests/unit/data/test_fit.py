@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from lora_atelier.trainer_core.common.tensor_tree import pack, unpack
-from lora_atelier.trainer_core.data.fit import BINS, BYTES, KEPT, LOOK, Fit, PictureLosses, describe_fits
+from lora_atelier.trainer_core.data.fit import (
+    BINS,
+    BYTES,
+    KEPT,
+    LOOK,
+    Fit,
+    PictureLosses,
+    describe_fits,
+    describe_left_out,
+)
 from lora_atelier.trainer_core.objective import Draws
 
 
@@ -143,6 +152,8 @@ def test_the_sentence_names_the_worst_first_with_captions_and_no_others() -> Non
         'b.png 1.50 times, a.png 1.20 times ("a cat").'
     )
     assert describe_fits(pictures[2:]) == ""
+    said = describe_left_out("b.png", ["a cat"], pictures[1][2], 80)
+    assert said.startswith("b.png is left out after step 80") and "are 1.50 times those of all pictures" in said
     odd = Fit(ratio=1.9, sure=2.0, visits=9, odd=True)
     assert describe_fits([("c.png", "x", odd)]).startswith("1 picture has higher losses than the others")
 
