@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -25,6 +26,8 @@ from lora_atelier.trainer_core.config import (
     RunConfig,
     SampleConfig,
 )
+from lora_atelier.trainer_core.data.fit import SURE
+from lora_atelier.trainer_core.runs import PICTURES
 
 STEPS, RANK, RATE = 250, 16, 3e-3
 GROUNDS = ("blue", "green", "red", "yellow", "white", "orange")  # the example pictures' but for orange
@@ -71,6 +74,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "differential_guidance 3": {"objective": {"differential_guidance": 3.0}},
     "nearest_noise 4": {"objective": {"nearest_noise": 4}},
     "nearest_noise 64": {"objective": {"nearest_noise": 64}},
+    "easy_weight 0.125": {"objective": {"easy_weight": 0.125}},
     "channel_scaling": {"lora": {"channel_scaling": True}},
     "init svd_down": {"lora": {"init": "svd_down"}},
     "init eva": {"lora": {"init": "eva"}},
@@ -221,6 +225,36 @@ def measure_small(name: str, seed: int) -> dict[str, float]:
     }
 
 
+def measure_planted(seed: int) -> dict[str, Any]:
+    """Train the example with a wrong caption on one of its pictures, that of another one, and tell who is named.
+
+    planted: its name. named: all pictures that the report names. odd: those that stood out twice. residuals: of each.
+    """
+    from lora_atelier.trainer_core.train import train_lora
+
+    run = configure("adamw", seed)
+    concept = run.dataset.concepts[0]
+    with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
+        copied = shutil.copytree(concept.folder, Path(folder) / "example")
+        captions = sorted(copied.glob("*.txt"))
+        chosen = captions[seed % len(captions)]
+        other = captions[(seed + len(captions) // 2) % len(captions)]
+        chosen.write_text(other.read_text(encoding="utf-8"), encoding="utf-8")
+        planted = run.replace(
+            dataset=DatasetConfig(concepts=(concept.replace(folder=str(copied)),)),
+            sample=run.sample.replace(prompts=()),
+        )
+        result = train_lora(planted, Path(folder) / "lora.safetensors", CACHE / "learning")
+        assert result is not None
+        pictures = json.loads((result.run / PICTURES).read_text(encoding="utf-8"))["pictures"]
+    return {
+        "planted": chosen.stem,
+        "named": [Path(each["name"]).stem for each in pictures if each["odd"] or each["sure"] > SURE],
+        "odd": [Path(each["name"]).stem for each in pictures if each["odd"]],
+        "residuals": {Path(each["name"]).stem: each["residual"] for each in pictures},
+    }
+
+
 def render(results: Mapping[str, Sequence[Mapping[str, float]]], command: str, stamp: str) -> str:
     """Write the table of variants as Markdown: means over the seeds, with the spread of the motif.
 
@@ -253,8 +287,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--small", action="store_true", help="small pictures, which nobody judges")
     parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--planted", action="store_true", help="a wrong caption, and which pictures are named")
     options = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for one another are at work, too, for the processor's time
+    if options.planted:
+        options.out.write_text(json.dumps(measure_planted(options.seed)))
+        return
     if options.small:
         options.out.write_text(json.dumps(measure_small(options.variant, options.seed)))
         return
