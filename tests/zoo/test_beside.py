@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import comfy.conds
 import comfy.model_management
 import comfy.sample
 import comfy.sd
@@ -18,13 +19,13 @@ from zoo.comfy_here import FOLDER
 from zoo.linked import linked, live_of
 from zoo.test_controls import CPU, paired, pairs, pixels, recorded, same  # noqa: F401 (pairs is a fixture)
 from zoo.test_gradients import check, in_float64  # noqa: F401 (a fixture)
-from zoo.test_train import LARGE, configure, run, run_measured
+from zoo.test_train import configure, run, run_measured
 from zoo.trial import Trial, apart
 from zoo.zoo import BASES, ZOO, build
 
 from lora_atelier.nodes.comfyui.connected import gradients
 from lora_atelier.nodes.comfyui.connected.architecture import architecture_of, describe
-from lora_atelier.nodes.comfyui.connected.beside import Beside, beside_of
+from lora_atelier.nodes.comfyui.connected.beside import Beside, beside_of, empty_inputs
 from lora_atelier.nodes.comfyui.connected.check import check_connected
 from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
 from lora_atelier.trainer_core.common.axes import Framing
@@ -325,9 +326,34 @@ def test_a_lora_that_adds_channels_is_refused():
     assert beside_of(model.model) == PICTURE
 
 
-@pytest.mark.parametrize(("row", "empty"), [("wan21_vace", "vace_context"), *again(("cascade_b", "effnet"))])
-def test_pictures_that_stay_empty_are_named(row, empty, pairs, tmp_path):  # noqa: F811
-    config = alone(linked(row), pairs)
-    config = config.replace(train=config.train.replace(resolution=LARGE.get(row, 64)))
-    _, notes = run_measured(config, tmp_path)
-    assert any(f"reads pictures beside its latents ({empty}), and the run has none" in note for note in notes)
+def test_models_that_need_what_no_dataset_gives_are_refused():
+    def refused(row, **changes):
+        live = live_of(linked(row))
+        for name, value in changes.items():
+            setattr(live.model.model, name, value)
+        with pytest.raises(
+            ValueError, match=r"^The MODEL linked to Use Connected Model (draws|continues|edits) .*; link"
+        ):
+            check_connected(live.model, live.clip, live.vae)
+        return live
+
+    refused("wan21_vace")
+    refused("cascade_b")
+    for row in ("cosmos_t2v", "cosmos_predict2"):  # the I2V models are of the same classes
+        refused(row, concat_keys=("mask_inverted",))
+    live = live_of(linked("hidream"))
+    live.model.cached_patcher_init = (None, ("/models/hidream_e1_full_bf16.safetensors",))
+    with pytest.raises(ValueError, match=r"edits a picture that it is shown, .*; link HiDream I1"):
+        check_connected(live.model, live.clip, live.vae)
+
+
+def test_pictures_that_stay_empty_are_named():
+    conditions = [("shown", torch.zeros(1, 4, 8, 8)), ("seen", torch.rand(1, 4, 8, 8)), ("number", torch.zeros(1, 4))]
+    (note,) = empty_inputs((name, comfy.conds.CONDRegular(value)) for name, value in conditions)
+    assert "reads pictures beside its latents (shown), and the run has none" in note
+    assert empty_inputs([("seen", comfy.conds.CONDRegular(conditions[1][1]))]) == []
+
+
+def test_hidream_takes_no_control_pictures(pairs, tmp_path):  # noqa: F811
+    with pytest.raises(ValueError, match="HiDream I1 takes no control pictures"):
+        run(paired(linked("hidream"), pairs, "before"), tmp_path)

@@ -36,7 +36,12 @@ from lora_atelier.trainer_core.preflight import measured
 PICTURES = LatentFormat(channels=4, pixels=8, step=8)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Rows that training cannot follow, or not without other pictures, and what the sentence says.
-REFUSED = {"cogvideox": "its sampling", "wan21_i2v": "makes each picture from a control picture"}
+REFUSED = {
+    "cogvideox": "its sampling",
+    "wan21_i2v": "makes each picture from a control picture",
+    "wan21_vace": "draws from control frames and their masks, which no dataset gives; link Wan 2.1 text to video",
+    "cascade_b": "draws from the small picture of stage C, which no dataset gives; link the MODEL of stage C",
+}
 # Sides of pictures in pixels, where tiny models take none of 64.
 LARGE = {"pixart_sigma": 384, "pixart_alpha": 384, "cascade_c": 128, "cascade_b": 128}
 # Rows that differ from another one in sizes alone, or by what the passes of test_session.py have of their own.

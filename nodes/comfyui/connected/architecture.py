@@ -141,7 +141,7 @@ def describe(patcher: Any, guidance: float = -1.0, clip: Any = None, sampled: An
         f"The preset auto is {preset}: {PRESETS[preset]}. "
         f"That is {count(trained, 'layer')} in {count(blocks, 'block')}.",
         f"Samples: {cfg.steps} steps, cfg {cfg.cfg:g}, sampler {cfg.sampler}, scheduler {cfg.scheduler} "
-        + (f"(few, as {_file(drawing)} is distilled)." if few else "(as in ComfyUI's templates)."),
+        + (f"(few, as {file_of(drawing)} is distilled)." if few else "(as in ComfyUI's templates)."),
     ]
     if row.guidance is not None and cfg.guidance is not None:
         trained_with = (
@@ -168,7 +168,7 @@ def _beside(row: Architecture, model: Any) -> list[str]:
 
 def remarks(patcher: Any, clip: Any = None) -> list[str]:
     """List warnings about a MODEL, and the CLIP beside it, that can be trained but may surprise."""
-    row, name = architecture_of(patcher), _file(patcher).lower()
+    row, name = architecture_of(patcher), file_of(patcher).lower()
     sentences = list(filter(None, [distilled(patcher)]))
     if row.untried:
         sentences.append(
@@ -199,7 +199,7 @@ def remarks(patcher: Any, clip: Any = None) -> list[str]:
 
 def distilled(patcher: Any) -> str:
     """Say that a MODEL is distilled to a few steps, by its class or else by its file's name; "" for others."""
-    row, file, word = architecture_of(patcher), _file(patcher), _few_steps_word(patcher)
+    row, file, word = architecture_of(patcher), file_of(patcher), _few_steps_word(patcher)
     if not row.distilled and not word:
         return ""
     sentence = row.distilled or (
@@ -212,7 +212,7 @@ def distilled(patcher: Any) -> str:
 
 def _few_steps_word(patcher: Any) -> str:
     """Find what says that a MODEL is distilled to a few steps, in its file's name; "" for nothing."""
-    row, name = _row(patcher.model.model_config, type(patcher.model).__name__), _file(patcher).lower()
+    row, name = _row(patcher.model.model_config, type(patcher.model).__name__), file_of(patcher).lower()
     patterns = {FEW_STEPS: "", **(row.few_steps if row else {})}
     return next((word or found[0] for pattern, word in patterns.items() if (found := re.search(pattern, name))), "")
 
@@ -237,10 +237,10 @@ def _other_clip(model: Any, clip: Any) -> str:
 
 def name_of(patcher: Any) -> str:
     """Name the file that ComfyUI loaded a MODEL from; the architecture's title where it does not say."""
-    return _file(patcher) or architecture_of(patcher).title
+    return file_of(patcher) or architecture_of(patcher).title
 
 
-def _file(patcher: Any) -> str:
+def file_of(patcher: Any) -> str:
     """Name the file that ComfyUI loaded a MODEL from; "" where it does not say."""
     given = getattr(patcher, "cached_patcher_init", None)
     first = given[1][0] if given and given[1] else None
@@ -252,7 +252,7 @@ def sampling_of(patcher: Any) -> Sampling:
     row = _row(patcher.model.model_config, type(patcher.model).__name__)
     usual = Sampling() if row is None else row.sampling
     if _few_steps_word(patcher) and not (row and row.distilled):
-        told = re.search(r"(\d+)[-_ ]?step", _file(patcher).lower())
+        told = re.search(r"(\d+)[-_ ]?step", file_of(patcher).lower())
         of_file = {"steps": int(told[1])} if told and 0 < int(told[1]) <= MOST_FEW else {}
         usual = replace(usual, **{**FEW, **(row.few if row else {}), **of_file})
     elif patcher.model.model_config.unet_config.get("model_channels", TOY_CHANNELS) < TOY_CHANNELS:

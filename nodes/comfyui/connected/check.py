@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import NoneType
 from typing import Any
 
@@ -12,11 +13,16 @@ import comfy.utils
 import torch
 
 from ....trainer_core.networks.layers.shape import weight_shape
-from .architecture import architecture_of, distilled
+from .architecture import architecture_of, distilled, file_of
 from .layers import list_layers
 from .noise import noise_model
 
 NODE = "Use Connected Model"
+UNFED = {  # classes of MODELs -> what they draw from, and what to link instead
+    "WAN21_Vace": ("control frames and their masks", "Wan 2.1 text to video, whose LoRAs it takes"),
+    "StableCascade_B": ("the small picture of stage C", "the MODEL of stage C"),
+}
+EDITS = re.compile(r"hidream.?e1", re.I)  # in the name of a file; its class is that of HiDream I1
 PLAIN = (str, int, float, bool, NoneType, torch.dtype)  # values of attributes that a node may set
 
 
@@ -26,6 +32,8 @@ def check_connected(model: Any, clip: Any, vae: Any) -> None:
     if not isinstance(denoiser, torch.nn.Module) or not isinstance(model.model, comfy.model_base.BaseModel):
         raise ValueError(f"The MODEL linked to {NODE} is no diffusion model; link one that KSampler could use.")
     architecture = architecture_of(model)
+    if unfed := _unfed(model):
+        raise ValueError(f"The MODEL linked to {NODE} {unfed}.")
     _check_unchanged("MODEL", model)
     _check_shapes(model)
     noise_model(model)
@@ -48,6 +56,19 @@ def check_connected(model: Any, clip: Any, vae: Any) -> None:
     if getattr(clip, "cond_stage_model", None) is None:
         raise ValueError(f"The CLIP linked to {NODE} is none; link the one that belongs to the MODEL.")
     _check_unchanged("CLIP", clip.patcher)
+
+
+def _unfed(patcher: Any) -> str:
+    """Say what a MODEL draws from that no dataset gives, so that it would train on empty pictures; "" for others."""
+    model = patcher.model
+    for kind, (reads, instead) in UNFED.items():
+        if isinstance(model, getattr(comfy.model_base, kind, ())):
+            return f"draws from {reads}, which no dataset gives; link {instead}"
+    if getattr(model, "concat_keys", ()) == ("mask_inverted",):
+        return "continues a picture or clip, which no dataset gives; link the MODEL of its family that draws from text"
+    if EDITS.search(file_of(patcher)):
+        return "edits a picture that it is shown, which training does not show it; link HiDream I1"
+    return ""
 
 
 def check_partner(sampled: Any, model: Any) -> None:
