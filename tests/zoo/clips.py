@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -30,27 +32,52 @@ SIZES = {
 KINDS: dict[str, tuple[str, Any, Any]] = {  # the row of the model, its CLIP and its tokenizer
     "flux": ("flux_dev", flux.flux_clip(), flux.FluxTokenizer),
     "sd3": ("sd3", sd3_clip.sd3_clip(t5=False), sd3_clip.SD3Tokenizer),
+    "sd3 with T5": ("sd3", sd3_clip.sd3_clip(), sd3_clip.SD3Tokenizer),
+    "sd3 of T5": ("sd3", sd3_clip.sd3_clip(clip_l=False, clip_g=False), sd3_clip.SD3Tokenizer),
     "anima": ("anima", anima.te(), anima.AnimaTokenizer),
 }
+MIXED = {"mixed_ops": True}  # what ComfyUI makes of a file with a scale for each layer
 # Stable Diffusion 3's text encoders pad all that they give to this width.
 WIDE = {"context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 4096, "out_features": 128}}}
 SD3_OF_CLIPS = replace(ZOO["sd3"], config=SD3 | WIDE | {"adm_in_channels": 64})
 
 
+NARROW = {"context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 48, "out_features": 128}}}
+SD3_OF_T5 = replace(ZOO["sd3"], config=SD3 | NARROW | {"adm_in_channels": 768 + 1280})  # zeros of CLIP-L and -G
+
+
 def clip_of(kind: str, dtype: torch.dtype = torch.float32, seed: int = 3) -> Any:
     """Build a CLIP with random weights on the CPU."""
     _, model, tokenizer = KINDS[kind]
-    target = comfy.supported_models_base.ClipTarget(tokenizer, model)
-    cpu = torch.device("cpu")
-    devices = {"load_device": cpu, "offload_device": cpu, "initial_device": cpu}
-    clip = comfy.sd.CLIP(target, model_options=SIZES | devices | {"dtype": dtype})
+    clip = _clip(comfy.supported_models_base.ClipTarget(tokenizer, model), dtype)
     fill(clip.cond_stage_model, seed)
     return clip
 
 
+def _clip(target: Any, dtype: torch.dtype = torch.float32, files: Sequence[Any] = ()) -> Any:
+    cpu = torch.device("cpu")
+    devices = {"load_device": cpu, "offload_device": cpu, "initial_device": cpu}
+    return comfy.sd.CLIP(target, state_dict=list(files), model_options=SIZES | devices | {"dtype": dtype})
+
+
+def scaled_clip() -> Any:
+    """Build FLUX's CLIP with a T5 in scaled float8, as ComfyUI loads such files."""
+    plain = clip_of("flux").cond_stage_model
+    state = dict(plain.t5xxl.transformer.state_dict())
+    for path, module in plain.t5xxl.transformer.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            weight = state[f"{path}.weight"]
+            state[f"{path}.weight_scale"] = scale = (weight.abs().max() / 448).float()
+            state[f"{path}.weight"] = (weight / scale).to(torch.float8_e4m3fn)
+            quant = json.dumps({"format": "float8_e4m3fn"}).encode()
+            state[f"{path}.comfy_quant"] = torch.tensor(list(quant), dtype=torch.uint8)
+    target = comfy.supported_models_base.ClipTarget(KINDS["flux"][2], flux.flux_clip(t5_quantization_metadata=MIXED))
+    return _clip(target, files=[dict(plain.clip_l.transformer.state_dict()), state])
+
+
 def model_of(kind: str, dtype: torch.dtype = torch.float32) -> Any:
     """Build a MODEL that takes what a CLIP gives."""
-    with patch.dict(ZOO, {"sd3": SD3_OF_CLIPS}):
+    with patch.dict(ZOO, {"sd3": SD3_OF_T5 if kind == "sd3 of T5" else SD3_OF_CLIPS}):
         return build(KINDS[kind][0], dtype=dtype)[1]
 
 
