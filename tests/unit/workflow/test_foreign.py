@@ -519,6 +519,19 @@ def test_soap_and_automagic_keep_what_their_programs_set(tmp_path):
     job = "config: {process: [{type: sd_trainer, train: {lr: 1e-5, optimizer: automagic3}, network: {type: lora}}]}"
     found = read_foreign(saved(tmp_path, "auto.yaml", job)).values["optimizer"]
     assert (found["name"], found["options"]["history"], found["learning_rate"]) == ("automagic", 8, 1e-5)
+    was = read_open(values_of("optimizer.name=automagic"))
+    written = write_for("ai-toolkit", "cat", was, read_open({"base_model": {"path": ""}}), "theirs").files[""]
+    step = json.loads(written)["config"]["process"][0]["train"]
+    assert step["optimizer"] == "automagic3" and step["optimizer_params"] == {
+        "beta2": 0.999,
+        "clip_threshold": 1.0,
+        "weight_decay": 0.0,
+        "polarity_history": 4,
+        "fused": False,
+    }
+    six = job.replace("automagic3", "automagic3, optimizer_params: {polarity_history: 6, fused: true}")
+    six = read_foreign(saved(tmp_path, "auto6.yaml", six))
+    assert read_open(six.values).optimizer.options["history"] == 6 and six.left == []
     earlier = saved(tmp_path, "auto2.yaml", job.replace("automagic3", "automagic2"))
     with pytest.raises(ValueError, match="automagic2"):
         read_foreign(earlier)
@@ -857,6 +870,7 @@ KINDS = {  # section.name = value, of one concept concepts.name -> the programs 
     "objective.guidance_loss=3.5 objective.differential_guidance=2.0": "ai-toolkit",
     "objective.differential_guidance=2.0": "",
     "objective.nearest_noise=16": "ai-toolkit",
+    'optimizer.name=automagic optimizer.options={"beta2":0.99,"weight_decay":0.01}': "ai-toolkit",
     "objective.weighting=debiased": "sd-scripts onetrainer",
     "objective.weighting=p2": "onetrainer",
     "objective.min_timestep=100 objective.max_timestep=899": "sd-scripts onetrainer",
@@ -906,6 +920,7 @@ def test_each_kind_of_setting_comes_back_or_is_listed(tmp_path, program, text):
     assert (lost == []) == (program in KINDS[text].split())
     told = "\n".join(written.left)
     parts = {"masks": "masks.|Mask Loader", "augment": "augment.|Augmentation", "algorithm": "algorithm|rank"}
+    parts["options"] = "name of Optimizer"
     fields = [name.split(".")[1] for name in lost]
     assert all(re.search(parts.get(field, field), told) for field in fields), (lost, told)
 

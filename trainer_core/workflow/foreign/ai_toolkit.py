@@ -222,8 +222,9 @@ def _train(found: Imported, given: Given, trigger: str, *, second: bool) -> None
             for setting, each in zip(("beta1", "beta2"), listing(value), strict=False):
                 found.put(f"optimizer.options.{setting}", real(each))
         elif (key := {"polarity_history": "history"}.get(key, key)) in known:
-            found.put(f"optimizer.options.{key}", value if isinstance(value, bool) else real(value))
-        else:
+            kept = value if isinstance(value, bool) else whole(value) if key == "history" else real(value)
+            found.put(f"optimizer.options.{key}", kept)
+        elif (key, name) != ("fused", "automagic"):  # ours never steps inside of the backward pass
             found.leave(f"train.optimizer_params.{key}", value)
     _schedule(found, given)
     loss = str(given.take("loss_type"))

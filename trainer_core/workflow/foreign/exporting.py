@@ -414,13 +414,18 @@ def _for_ai_toolkit(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
     train, objective, saves = config.train, config.objective, config.saves
     rates = [sheet.take(f"optimizer.{rate}") for rate in RATES]
     ours = sheet.take("optimizer.name")
-    if ours not in TO_OPTIMIZERS:
+    own = TO_OPTIMIZERS | {"automagic": "automagic3"}
+    if ours not in own:
         left.append(f"{setting('optimizer.name')} = {ours!r}")
-    optimizer = TO_OPTIMIZERS.get(ours, "adamw").rpartition(".")[2].lower()
+    optimizer = own.get(ours, "adamw").rpartition(".")[2].lower()
     options = _options_of(sheet, left)
-    betas = [options.pop(beta, usual) for beta, usual in (("beta1", 0.9), ("beta2", 0.999))]
-    if betas != [0.9, 0.999] and ours in ("adamw", "adamw8bit"):
-        options["betas"] = betas
+    if ours == "automagic":  # there it steps inside of the backward pass unless that is off
+        options |= {"polarity_history": options.pop("history"), "fused": False}
+    else:
+        betas = [options.pop(beta, usual) for beta, usual in (("beta1", 0.9), ("beta2", 0.999))]
+        if betas != [0.9, 0.999] and ours in ("adamw", "adamw8bit"):
+            options["betas"] = betas
+    options = options if ours in own else {}
     precision = TO_PRECISIONS[sheet.take("base_model.precision")]
     step: dict[str, Any] = {
         "steps": sheet.take("train.steps"), "batch_size": sheet.take("train.batch_size"), "lr": rates[0],
@@ -598,8 +603,8 @@ def _for_onetrainer(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
         "lion": "LION", "lion8bit": "LION_8BIT", "came": "CAME", "sgd": "SGD", "sgd8bit": "SGD_8BIT",
         "schedulefree_adamw": "SCHEDULE_FREE_ADAMW",
     }  # fmt: skip
-    kind = sheet.take("optimizer.name")
-    if kind not in optimizer:
+    kind, options = sheet.take("optimizer.name"), sheet.take("optimizer.options")
+    if kind not in optimizer:  # nor are its own settings any of the other's
         left.append(f"{setting('optimizer.name')} = {kind!r}")
     path = sheet.take("base_model.path")
     second = bool(rates[2]) or "xl" in path.rpartition("/")[2].lower()
@@ -629,7 +634,8 @@ def _for_onetrainer(name: str, config: RunConfig, sheet: Sheet) -> tuple[dict[st
         "aspect_ratio_bucketing": "x" not in sizes,
         "layer_filter_preset": "attn-mlp" if sheet.take("lora.preset") == "attn-mlp" else "full",
         "clip_grad_norm": sheet.take("optimizer.max_grad_norm"),
-        "optimizer": {"optimizer": optimizer.get(kind, "ADAMW"), **sheet.take("optimizer.options")}, "unet": unet,
+        "optimizer": {"optimizer": optimizer.get(kind, "ADAMW"), **(options if kind in optimizer else {})},
+        "unet": unet,
         "text_encoder": {"train": rates[1] > 0, "learning_rate": rates[1], **texts},
         "text_encoder_2": {"train": rates[2] > 0, "learning_rate": rates[2], "stop_training_after_unit": "NEVER"},
     }  # fmt: skip
