@@ -72,6 +72,21 @@ def test_the_help_page_is_translated(node: str, language: str) -> None:
     assert set(re.findall(r"`[^`]+`", english)) <= set(re.findall(r"`[^`]+`", page)), "something is not named"
 
 
+def entries(page: str) -> list[str]:
+    """List what the entries of a help page begin with: the first name in each that is set or bold."""
+    found = (re.search(r"`([^`]+)`|\*\*([^*]+)\*\*", line) for line in page.splitlines() if line.startswith("- "))
+    return [match[1] or match[2] for match in found if match]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("node", sorted(page.stem for page in DOCS.glob("*.md")))
+def test_the_entries_of_a_help_page_have_the_order_of_the_english_ones(node: str, language: str) -> None:
+    english = entries((DOCS / f"{node}.md").read_text(encoding="utf-8"))
+    page = entries((DOCS / node / f"{language}.md").read_text(encoding="utf-8"))
+    once = [name for name in english if english.count(name) == page.count(name) == 1]
+    assert [name for name in page if name in once] == once
+
+
 def literals() -> set[str]:
     """List the texts that the page's modules ask for."""
     found = set()
