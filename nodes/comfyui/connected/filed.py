@@ -189,6 +189,8 @@ def _move(layer: Any, module: nn.Module, draws: torch.Generator, share: float) -
     if not is_matrix(module):
         return
     weight = frozen_weight(module, torch.float32, free[0].device)
+    if tuple(weight.shape) != tuple(layer.shape):  # packed in a way of its own, which ComfyUI does not change
+        return
     change = (layer.changed_weight(weight) - weight).norm() / weight.norm()
     if change > 0 and change.isfinite():
         for parameter in free:

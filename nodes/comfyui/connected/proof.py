@@ -26,6 +26,7 @@ OWN_CHECKPOINTS = "set gradient checkpointing of the node that loads it to off"
 WORDS = {  # why a pass with gradients fails, by what torch says
     r"does not require grad": f"as no gradient leaves its code, which may recompute blocks itself: {OWN_CHECKPOINTS}",
     r"checkpoint": f"as its code recomputes blocks itself: {OWN_CHECKPOINTS}",
+    r"implement .*backward": "as a function in its code has no backward pass",
     r"inference tensor": "as its code keeps tensors of inference mode to itself, which autograd cannot save",
     r"in-?place operation": "as its code writes into what the backward pass needs",
     r"out=\.\.\. arguments": "as its code writes results into memory of its own, which has no gradient",

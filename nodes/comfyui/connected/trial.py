@@ -24,6 +24,7 @@ from .proof import APART, INSTEAD, ROUNDED, WRONG_SLOPE, prove, recomputes, refu
 from .stopped import where_stopped
 
 LEVELS_TRIED = (0.25, 0.95)  # of noise, as shares of the MODEL's; some have experts for some levels
+NEAR = 0.02  # from the first of them, as steps of a sampler may be
 FILED = 5  # by how many bounds of rounding a picture drawn with the file may differ from one of training
 NUMBERS = 256  # of what a block gives, which are compared
 UNAPPLIED = ("layer's weight is none that ComfyUI changes", "layers' weights are none that ComfyUI changes")
@@ -66,8 +67,13 @@ def try_out(
         level = torch.full_like(inputs[1], int(share * len(denoiser.sigmas)))
         return lambda: denoiser.predict(noised, level, text.conditions() if text else conditions, options)
 
-    runs = [at(share) for share in LEVELS_TRIED]
+    runs, near = [at(share) for share in LEVELS_TRIED], at(LEVELS_TRIED[0] + NEAR)
     remarks = _predictions(denoiser, runs[0], inputs, what)
+    if not remarks and _reuses(runs, near, denoiser.bound):
+        raise ValueError(
+            f"{what}: this MODEL cannot be trained, as it reuses what it computed at another level of noise; link it "
+            "without the node that lets it skip blocks."
+        )
     observed = Observed(denoiser.model.diffusion_model, modules, text and text.clip.cond_stage_model)
     random, clip = bool(remarks), text and text.clip
     rounded = denoiser.model.get_dtype_inference() in TOLERANCE
@@ -156,6 +162,16 @@ def _predictions(
     if not follows:
         raise ValueError(f"{what}: this MODEL cannot be trained, as its code changes what its network predicts.")
     return []
+
+
+@torch.no_grad()
+def _reuses(runs: Sequence[Callable[[], Tensor]], near: Callable[[], Tensor], bound: float) -> bool:
+    """Tell whether a prediction depends on the level that was predicted before it, as that of a cache does."""
+    found = []
+    for before in runs:  # a level that is near, and one that is far
+        before()
+        found.append(near())
+    return bool((found[0] - found[1]).abs().max() > bound * found[0].abs().max())
 
 
 def _check_idle(
