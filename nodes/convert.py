@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..trainer_core.lora_files.convert import convert
-from ..trainer_core.lora_files.lora import layers_of, remade
+from ..trainer_core.lora_files.lora import remade
 from ..trainer_core.lora_files.names import PROGRAMS
 from .comfyui import models, tools
 from .node import Node
@@ -63,7 +63,7 @@ class AtelierConvertLora(Node):
         """Rename the layers, and make plain LoRA of other kinds where that is asked for."""
         from .comfyui.connected.names import names_of  # here, so that ComfyUI starts fast
 
-        given = layers_of(tools.owned(lora), "The LoRA linked to Convert LoRA")
+        given = tools.layers_in(lora, "The LoRA linked to Convert LoRA")
         known = models.lora_keys(model, clip)
         with tools.tool_at_work(cls.hidden.unique_id) as progress:
             made = convert(

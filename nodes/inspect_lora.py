@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..trainer_core.lora_files.inspect import describe_lora, inspect_lora
-from ..trainer_core.lora_files.lora import layers_of, metadata_of
+from ..trainer_core.lora_files.lora import metadata_of
 from .comfyui import models, tools
 from .lora_picture import draw_lora
 from .node import Node
@@ -47,7 +47,7 @@ class AtelierInspectLora(Node):
     def execute(cls, lora: dict[str, torch.Tensor], model: Any = None, clip: Any = None) -> io.NodeOutput:
         """Measure and draw the LoRA."""
         name = metadata_of(lora).get("modelspec.title", "")[:100] or "The LoRA linked to Inspect LoRA"
-        given = layers_of(tools.owned(lora), name)
+        given = tools.layers_in(lora, name)
         misfits = None if model is None and clip is None else models.misfits(given, model, clip)
         weight = None if model is None or misfits else models.weight_reader(model, clip)
         with tools.tool_at_work(cls.hidden.unique_id) as progress:

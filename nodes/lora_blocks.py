@@ -8,7 +8,7 @@ import torch
 
 from ..trainer_core.common.wording import count
 from ..trainer_core.lora_files.blocks import block_of, blocks_of, parse_rules, scale_blocks
-from ..trainer_core.lora_files.lora import layers_of, remade
+from ..trainer_core.lora_files.lora import remade
 from .comfyui import models, tools
 from .node import Node
 from .sockets import CATEGORY, complaint, io, titled, ui
@@ -82,7 +82,7 @@ class AtelierLoraBlocks(Node):
         clip: Any = None,
     ) -> io.NodeOutput:
         """Scale the layers, and apply them."""
-        given = layers_of(tools.owned(lora), "The LoRA linked to LoRA Blocks")
+        given = tools.layers_in(lora, "The LoRA linked to LoRA Blocks")
         kept, factors = scale_blocks(given, parse_rules(rules), rest=rest)
         made = remade(lora, kept.layers.values(), "blocks", {"rules": rules, "rest": rest})
         patched = models.apply_lora(model, clip, made, strength) if model or clip else (None, None)

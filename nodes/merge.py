@@ -8,7 +8,7 @@ import torch
 
 from ..trainer_core.common.wording import count
 from ..trainer_core.lora_files.combine import METHODS, RANKED, Method, Summand, merge_loras
-from ..trainer_core.lora_files.lora import layers_of, metadata_of, remade
+from ..trainer_core.lora_files.lora import metadata_of, remade
 from .comfyui import models, tools
 from .node import Node
 from .sockets import CATEGORY, io, titled, ui
@@ -101,7 +101,7 @@ class AtelierMergeLoras(Node):
         }
         with tools.tool_at_work(cls.hidden.unique_id):
             summands = [
-                Summand(layers_of(tools.owned(lora), named(lora, number)), slots[f"strength_{number}"])
+                Summand(tools.layers_in(lora, named(lora, number)), slots[f"strength_{number}"])
                 for number, lora in given.items()
             ]
             made = merge_loras(

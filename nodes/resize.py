@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..trainer_core.lora_files.lora import layers_of, remade
+from ..trainer_core.lora_files.lora import remade
 from ..trainer_core.lora_files.recipes import parse_recipes
 from ..trainer_core.lora_files.resize import RankRule, describe_ranks, resize, resize_by_recipes
 from .comfyui import models, tools
@@ -167,7 +167,7 @@ class AtelierResizeLora(Node):
         cls, lora: dict[str, torch.Tensor], mode: dict[str, Any], model: Any = None, clip: Any = None
     ) -> io.NodeOutput:
         """Lower the ranks, and report what is kept of each layer."""
-        given = layers_of(tools.owned(lora), "The LoRA linked to Resize LoRA")
+        given = tools.layers_in(lora, "The LoRA linked to Resize LoRA")
         if model is not None:
             models.check_fits(given, model, clip, "Resize LoRA")
         weight = None if model is None else models.weight_reader(model, clip)

@@ -97,8 +97,6 @@ class AtelierSaveLoraFile(Node):
         clip: Any = None,
     ) -> io.NodeOutput:
         """Write, verify and check the file; put the picture beside it."""
-        tensors = tools.owned(lora)
-        layers_of(tensors, "The LoRA linked to Save LoRA File")
         folder, name = split(file_name)
         path = unused_path(folders.lora_file(name, folder))
         edits = {"title": title, "trigger_words": trigger_words, "description": description, "author": author}
@@ -112,15 +110,20 @@ class AtelierSaveLoraFile(Node):
                 models.check_lora(file, model, clip)
             look()  # a file that nobody waits for any more gets no name
 
+        def write() -> None:
+            tensors = tools.owned(lora)
+            layers_of(tensors, "The LoRA linked to Save LoRA File")
+            save_lora(path, tensors, metadata, "" if dtype == AS_IT_IS else dtype, check)
+
         try:
             with tools.cancel_heard():
-                cancelled_at_once(save_lora)(path, tensors, metadata, "" if dtype == AS_IT_IS else dtype, check)
+                cancelled_at_once(write)()
             if thumbnail is not None:
                 from ..trainer_core.training.sample_files import save_picture  # here, so that ComfyUI starts fast
 
                 save_picture(path.with_suffix(".png"), thumbnail[0, ..., :3].detach().float().cpu().clamp(0, 1))
         except OSError as error:
-            needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+            needed = sum(tensor.numel() * tensor.element_size() for tensor in lora.values())
             raise ValueError(describe_disk_error(error, path.parent, needed, ", then run again")) from error
         server.announce_lora()
         return io.NodeOutput(str(path), ui=ui.PreviewText(f"Saved as {folder and f'{folder}/'}{path.name}."))

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ...trainer_core.common.cancel import cancellable
-from ...trainer_core.lora_files.lora import Lora, metadata_of
+from ...trainer_core.common.side_by_side import cancelled_at_once
+from ...trainer_core.lora_files.lora import Lora, layers_of, metadata_of
+from ...trainer_core.lora_files.read import LoraFile
 from .models import own
 
 
@@ -19,6 +21,15 @@ def owned(lora: Mapping[str, Tensor]) -> Lora:
     """Copy what a LORA input carries, on the CPU and out of ComfyUI's inference mode; the metadata go along."""
     with torch.inference_mode(False):
         return Lora({name: own(tensor).detach().cpu() for name, tensor in lora.items()}, metadata_of(lora))
+
+
+def layers_in(lora: Mapping[str, Tensor], name: str) -> LoraFile:
+    """Find the layers of what a LORA input carries, as `layers_of` does; Cancel ends it at once.
+
+    Copies and checks of hundreds of megabytes take a second on a busy machine.
+    """
+    with cancel_heard():
+        return cancelled_at_once(lambda: layers_of(owned(lora), name))()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 import urllib.error
 from pathlib import Path
 
@@ -301,6 +302,41 @@ def test_wrong_input_gets_one_sentence(comfy: ComfyClient, server: ComfyServer) 
         {"x": node("AtelierAverageSaves", run="../runs", width=0.1), "save": save(["x", 0], "tools-never")}
     )
     assert not result.ok
+
+
+class Cancel(Exception):
+    """What ComfyUI raises."""
+
+
+@pytest.mark.parametrize("tool", ["Save LoRA File", "the others"])
+def test_cancel_is_heard_while_a_lora_is_copied_and_checked(comfy_modules, tool: str, monkeypatch, tmp_path) -> None:
+    from lora_atelier.nodes import save_lora
+    from lora_atelier.nodes.comfyui import folders, tools
+
+    begun, over, ended = threading.Event(), threading.Event(), []
+
+    def checked(*_: object) -> None:
+        begun.set()
+        over.wait(20)
+        ended.append(tool)
+
+    def cancelled() -> None:
+        if begun.is_set():
+            raise Cancel
+
+    monkeypatch.setattr(comfy_modules.model_management, "throw_exception_if_processing_interrupted", cancelled)
+    monkeypatch.setattr(folders, "lora_file", lambda name, _: tmp_path / f"{name}.safetensors")
+    for module in (save_lora, tools):
+        monkeypatch.setattr(module, "layers_of", checked)
+    lora = {"x.alpha": torch.tensor(1.0)}
+    with pytest.raises(Cancel):
+        if tool == "the others":
+            tools.layers_in(lora, "x")
+        else:
+            texts = dict.fromkeys(("title", "trigger_words", "description", "author"), "")
+            save_lora.AtelierSaveLoraFile.execute(lora=lora, file_name="x", dtype="as it is", **texts)
+    assert not ended
+    over.set()
 
 
 def test_the_page_is_told_the_blocks_of_a_file_by_its_header(comfy: ComfyClient, server: ComfyServer) -> None:
