@@ -148,6 +148,8 @@ def access() -> Access:
 def writable() -> Access:
     """The places where texts and masks may be written beside pictures: ComfyUI's own folders of pictures."""
     return access_to([folder_paths.get_output_directory(), *_dataset_roots()])
+
+
 def journal_folder() -> Path:
     """The folder that keeps the earlier texts of captions; ComfyUI serves nothing from there."""
     return Path(folder_paths.get_system_user_directory("atelier")) / "captions"
