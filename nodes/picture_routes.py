@@ -17,6 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
+from ..trainer_core.common.access import Access
 from ..trainer_core.common.wording import say
 from .comfyui import folders, server
 from .comfyui.server import Refused
@@ -63,17 +64,17 @@ def in_a_folder(answer: Answered, find: Callable[[str], Path]) -> Callable[[web.
 def of_a_picture(answer: Answered) -> Callable[[web.Request, Any], web.Response]:
     """Make a route that answers about the picture of a folder that a question names."""
     return in_a_folder(
-        lambda question, folder: answer(question, find_picture(folder, question.get("picture"))),
+        lambda question, folder: answer(question, find_picture(folder, question.get("picture"), folders.writable())),
         folders.changeable_folder,
     )
 
 
-def find_picture(folder: Path, name: Any) -> Path:
+def find_picture(folder: Path, name: Any, allowed: Access) -> Path:
     """Find a picture by its name within a folder; of a link, the place that it leads to must be allowed as well."""
     from ..trainer_core.data.images import picture_extensions  # here, so that ComfyUI starts fast
     from ..trainer_core.data.scan.own_file import is_outside
 
-    if not isinstance(name, str) or is_outside(name) or not folders.access().allows(folder / name):
+    if not isinstance(name, str) or is_outside(name) or not allowed.allows(folder / name):
         raise Refused("picture must be the name of a picture inside the folder.", 400)
     path = folder / name
     if path.suffix.lower() not in picture_extensions() or not path.is_file():
@@ -144,7 +145,7 @@ def set_own(question: dict[str, Any], folder: Path) -> dict[str, Any]:
     changes = {name: own_of(value, name) for name, value in pictures.items()}
     for name, own in changes.items():
         if own.to_dict():  # what is no longer set may be of a picture that is gone
-            find_picture(folder, name)
+            find_picture(folder, name, folders.writable())
     try:
         before, now = write_own(folder, changes, read)
     except Changed as problem:
@@ -230,7 +231,7 @@ def answer_view(request: web.Request) -> web.Response:
     from ..trainer_core.data.painted import draw_for_page
 
     folder = folders.find_folder(request.query.get("folder", ""), "Concept Dataset")
-    path, data = find_picture(folder, request.query.get("picture")), io.BytesIO()
+    path, data = find_picture(folder, request.query.get("picture"), folders.access()), io.BytesIO()
     try:
         with _drawing:
             draw_for_page(path, SIDE).save(data, format="WEBP", quality=85)

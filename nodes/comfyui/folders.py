@@ -194,8 +194,7 @@ def find_folder(folder: str, node: str) -> Path:
 def changeable_folder(folder: str) -> Path:
     """Find the folder of Concept Dataset in which a page changes files; ValueError for one that is only read."""
     place = find_folder(folder, "Concept Dataset")
-    own = [folder_paths.get_input_directory(), folder_paths.get_output_directory(), folder_paths.get_temp_directory()]
-    if not access_to([*own, *_dataset_roots(), *allowed_folders()]).allows(place):
+    if not writable().allows(place):
         raise ValueError(f"Files in {place} are only read; copy the folder into input, and set folder to the copy.")
     return place
 

@@ -137,6 +137,22 @@ def test_what_is_no_folder_of_pictures_cannot_be_allowed(comfy: ComfyClient, all
     assert status in (400, 409) and answer["error"] and not allowed.exists()
 
 
+def test_a_folder_that_a_person_allowed_is_only_read(
+    comfy: ComfyClient, server: ComfyServer, pictures: Path, foreign: Path, allowed: Path
+) -> None:
+    """Also where a link inside ComfyUI's own folder leads there."""
+    allowed.parent.mkdir(parents=True, exist_ok=True)
+    allowed.write_text(f"{foreign}\n", encoding="utf-8")
+    (pictures / "away").symlink_to(foreign, target_is_directory=True)
+    before = sorted(foreign.iterdir())
+    picture = next(each.name for each in before if each.suffix == ".png")
+    for folder, name in ((str(foreign), picture), (pictures.name, f"away/{picture}")):
+        for what, asked in (("own", {"read": "", "pictures": {name: {"repeats": 2}}}), ("paint", {"picture": name})):
+            status, answer = send(comfy, f"/atelier/pictures/{what}", {"folder": folder} | asked)
+            assert status in (400, 409) and answer["error"]
+    assert sorted(foreign.iterdir()) == before
+
+
 def test_a_damaged_list_of_folders_is_named(comfy: ComfyClient, pictures: Path, allowed: Path) -> None:
     allowed.parent.mkdir(parents=True, exist_ok=True)
     allowed.write_bytes(b"/x\n\xff\xfe")
