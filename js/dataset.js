@@ -2,7 +2,6 @@ import { app } from "../../scripts/app.js";
 import { openDataset } from "./dataset_page.js";
 import { pick, takeIn } from "./intake.js";
 import { RED, ask, isLinked, make, makeButton, onceRead, takePlace, toast, withoutHoles } from "./parts.js";
-import { openPictures } from "./one_picture.js";
 import { closePopup, openPopup, placePopup } from "./popup.js";
 import { t, told } from "./words.js";
 
@@ -27,8 +26,6 @@ class Look {
 
   #open = makeButton(t("Open…"), t("Look at the pictures as they are trained, and write their captions."), () =>
     openDataset(this.#node, () => this.forget()).catch((problem) => toast({ error: problem.message })));
-  #pictures = makeButton(t("Focus, mask…"), t("Set focus, mask, role and repeats of single pictures, or leave them out."),
-    () => this.#openPictures());
 
   /** @param {GraphNode} node */
   constructor(node) {
@@ -36,9 +33,9 @@ class Look {
     this.box.className = "atelier-look";
     this.#said.setAttribute("role", "status");
     this.#said.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
-    for (const button of [this.#choose, this.#open, this.#pictures])
+    for (const button of [this.#choose, this.#open])
       button.style.cssText += ";float:right;margin:0 0 2px 6px"; // a long sentence runs on beneath them
-    this.box.append(this.#choose, this.#open, this.#pictures, this.#said);
+    this.box.append(this.#choose, this.#open, this.#said);
     onceRead(() => this.#addWidget());
   }
 
@@ -84,12 +81,6 @@ class Look {
   #say(words, colour = "") {
     this.#said.textContent = this.#said.title = words;
     this.#said.style.color = colour;
-  }
-
-  #openPictures() {
-    const folder = isLinked(this.#node, "folder") ? "" : String(valueIn(this.#node, "folder")).trim();
-    if (folder) openPictures(folder, () => this.forget());
-    else toast({ error: t("Choose a folder of pictures.") });
   }
 
   async #offer() {

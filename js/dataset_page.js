@@ -2,6 +2,7 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { leadingTo } from "./filling.js";
 import { Grid } from "./grid.js";
+import { openPictures } from "./one_picture.js";
 import { RED, ask, make, makeButton, nodes, toast } from "./parts.js";
 import { makeChoice } from "./popup.js";
 import { t, told } from "./words.js";
@@ -71,11 +72,11 @@ export async function openDataset(node, closed = () => {}) {
   const plan = PLANS.includes(output[id]?.class_type) ? id
     : plans.sort((one, other) => PLANS.indexOf(output[one].class_type) - PLANS.indexOf(output[other].class_type))
       .find((key) => leadingTo(key, output)[id]) ?? "";
-  new View({ prompt: leadingTo(plan || id, output), node: id, plan }, closed);
+  new View({ prompt: leadingTo(plan || id, output), node: id, plan }, node, closed);
 }
 
 class View {
-  #question;
+  #question; #node; #closed;
   /** @type {Shown[]} */
   #pictures = [];
   /** @type {Shown[]} */
@@ -94,6 +95,8 @@ class View {
   #title = make("span", "font:600 15px sans-serif;white-space:nowrap;overflow:hidden;text-overflow:ellipsis;max-width:40%");
   #status = make("span", "flex:1;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap");
   #undo = makeButton(t("Undo"), "", () => this.#takeBack());
+  #single = makeButton(t("Focus, mask…"), t("Set focus, mask, role and repeats of single pictures, or leave them out."),
+    () => this.#openSingle());
   #search = make("input", `${FIELD};width:200px`);
   #kind = make("select", FIELD);
   #count = make("span", DIM);
@@ -107,9 +110,11 @@ class View {
   #grid = new Grid({ ...TILE, draw: (i) => this.#tile(this.#shown[i]), of: (i) => this.#shown[i],
     chosen: () => this.#choose(), opened: () => this.#open?.field.focus() }, t("Pictures"));
 
-  /** @param {{ prompt: object, node: string, plan: string }} question @param {() => void} closed */
-  constructor(question, closed) {
+  /** @param {{ prompt: object, node: string, plan: string }} question @param {GraphNode} node @param {() => void} closed */
+  constructor(question, node, closed) {
     this.#question = question;
+    this.#node = node;
+    this.#closed = closed;
     const all = make("div", "display:flex;flex-direction:column;height:100%;gap:8px");
     const head = make("div", "display:flex;gap:10px;align-items:center;padding:10px 12px 0");
     const bar = make("div", "display:flex;gap:8px;align-items:center;padding:0 12px;flex-wrap:wrap");
@@ -120,7 +125,7 @@ class View {
     Object.assign(this.#search, { type: "search", placeholder: t("Text or name"), ariaLabel: t("Text or name") });
     this.#kind.ariaLabel = t("Which pictures are shown");
     const clear = makeButton(t("All"), t("Show all pictures again"), () => this.#reset());
-    head.append(this.#title, this.#status, this.#undo, makeButton(t("Close"), "", () => this.#view.close()));
+    head.append(this.#title, this.#status, this.#single, this.#undo, makeButton(t("Close"), "", () => this.#view.close()));
     bar.append(this.#search, this.#kind, clear,
       makeButton(t("Select all"), t("All that are shown; also Ctrl+A"), () => this.#grid.all()), this.#count);
     this.#side.append(this.#one, this.#chips, this.#many);
@@ -189,6 +194,15 @@ class View {
       event.preventDefault(); // the view stays open
       this.#grid.box.focus();
     }
+  }
+
+  // ComfyUI's mask editor opens beneath a modal view: this one closes, and opens anew afterwards.
+  #openSingle() {
+    const picture = this.#shown[this.#grid.at], concept = this.#concepts[picture?.concept] ?? Object.values(this.#concepts)[0];
+    const folder = concept?.folder ?? this.#node.widgets?.find((each) => each.name === "folder")?.value;
+    if (!folder || concept?.elsewhere) return this.#say(concept ? told(concept.elsewhere) : t("Choose a folder of pictures."), RED);
+    this.#view.close();
+    openPictures(String(folder), picture?.name, () => openDataset(this.#node, this.#closed));
   }
 
   // --- what is shown ----------------------------------------------------------------------------------------------
@@ -297,9 +311,6 @@ class View {
   #showOne(picture) {
     const { name, size, file } = picture, field = make("textarea", `${FIELD};width:100%;height:92px;resize:vertical`);
     const composed = make("div", `${SMALL};overflow-wrap:anywhere;max-height:96px;overflow:auto`);
-    const tools = make("div");
-    // pictureTools(tools, { folder, picture: name, entry: picture }, changed) of js/one_picture.js is mounted here.
-    tools.className = "atelier-picture-tools";
     Object.assign(field, { value: picture.text, readOnly: !file, ariaLabel: t("Caption of {0}", name),
       placeholder: file ? t("Write the caption of {0}", name) : "" });
     field.addEventListener("input", () => this.#later(() => this.#compose(picture, field.value, composed)));
@@ -313,7 +324,7 @@ class View {
     const height = Math.min(190, Math.round(336 * size[1] / size[0]));
     this.#one.replaceChildren(
       make("div", "font:600 13px sans-serif;overflow-wrap:anywhere", `${name} · ${size[0]} × ${size[1]}`),
-      this.#drawn(picture, height, this.#address(picture, "1")), tools, field, composed);
+      this.#drawn(picture, height, this.#address(picture, "1")), field, composed);
     this.#open = { picture, field };
     this.#compose(picture, picture.text, composed);
   }

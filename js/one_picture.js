@@ -293,20 +293,23 @@ function hidden(host) {
 
 // --- a dialog of all pictures of a folder, one at a time -----------------------------------------------------
 
-/** @param {string} folder @param {() => void} changed */
-export async function openPictures(folder, changed) {
+/** @param {string} folder @param {string | undefined} first @param {() => void} closed */
+export async function openPictures(folder, first, closed) {
   /** @type {{ names: string[], error?: string }} */
   const { names = [], error } = await ask("/atelier/pictures/names", { folder });
-  if (error) return toast({ error });
-  if (!names.length) return toast({ error: t("There is no picture in {0}.", folder) });
+  if (error || !names.length) {
+    toast({ error: error ?? t("There is no picture in {0}.", folder) });
+    return closed();
+  }
   const view = make("dialog", "margin:auto;padding:12px;border:1px solid var(--border-color);border-radius:8px;" +
     "background:var(--comfy-menu-bg);color:var(--input-text);max-width:95vw;max-height:95vh;width:900px;outline:none");
   view.className = "atelier-pictures";
-  view.setAttribute("aria-label", t("Pictures of {0}", folder));
+  view.setAttribute("aria-label", t("Pictures of {0}", folder.split(/[\\/]/).pop()));
   const top = make("div", `${LINE};margin-bottom:10px`), host = make("div"), list = make("select", `${INPUT};flex:1;min-width:0`);
   list.setAttribute("aria-label", t("Picture"));
   list.append(...names.map((name) => makeChoice(name, name)));
-  const show = () => void pictureTools(host, { folder, picture: list.value }, changed);
+  if (first !== undefined && names.includes(first)) list.value = first;
+  const show = () => void pictureTools(host, { folder, picture: list.value });
   /** @param {number} by */
   const turn = (by) => {
     list.selectedIndex = (list.selectedIndex + by + names.length) % names.length;
@@ -321,7 +324,10 @@ export async function openPictures(folder, changed) {
   view.append(top, host);
   view.addEventListener("keydown", (event) => event.stopPropagation()); // no shortcuts of the editor
   view.addEventListener("click", (event) => event.target === view && view.close());
-  view.addEventListener("close", () => view.remove());
+  view.addEventListener("close", () => {
+    view.remove();
+    closed();
+  });
   document.body.append(view);
   view.showModal();
   show();
