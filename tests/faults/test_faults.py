@@ -614,8 +614,9 @@ def test_a_later_update_that_makes_weights_not_finite_leaves_the_last_save(small
     with mock.patch.object(torch.amp.GradScaler, "step", spoil), pytest.raises(RuntimeError, match=sentence):
         sessions.session(seldom, tmp_path, notes)
     assert "Stopped after step 2 of 3. The LoRA so far is saved as" in notes[-1]
-    files = list(tmp_path.rglob("*.safetensors"))
-    assert files and all(bool(t.isfinite().all()) for file in files for t in load_file(file).values())
+    saved = [pair for file in tmp_path.rglob("*.safetensors") for pair in load_file(file).items()]
+    # A picture that was not looked at has no median yet.
+    assert saved and [name for name, t in saved if not t.isfinite().all() and not name.endswith("medians")] == []
     assert essence(sessions.session(seldom, tmp_path)) == uninterrupted(small)
 
 

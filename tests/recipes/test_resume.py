@@ -318,19 +318,26 @@ AGAIN = [
 
 @pytest.mark.thorough
 def test_a_run_of_pictures_with_roles_and_focus_of_their_own_resumes_to_the_last_bit(config, tmp_path, cache):
-    """One of each role has masks and metadata like the others of its concept."""
+    """One of each role has masks and metadata like the others of its concept; one that is held out is trained."""
     config = change(config, train={"log": "none"})
     varied, held = config.dataset.concepts
     folder = tmp_path / "pictures"
     shutil.copytree(varied.folder, folder)
     own = {"0.png": {"focus": [0, 1]}, "1.png": {"role": "regularisation"}, "2.png": {"role": "validation"}}
     (folder / "lora_atelier.json").write_text(json.dumps({"pictures": own}), encoding="utf-8")
-    config = config.replace(dataset=DatasetConfig(concepts=(varied.replace(folder=str(folder)), held)))
+    back = tmp_path / "back"
+    shutil.copytree(held.folder, back)
+    moved = sorted(each.name for each in back.glob("*.png"))[0]
+    (back / "lora_atelier.json").write_text(json.dumps({"pictures": {moved: {"role": "train"}}}), encoding="utf-8")
+    concepts = (varied.replace(folder=str(folder)), held.replace(folder=str(back)))
+    config = config.replace(dataset=DatasetConfig(concepts=concepts))
     whole = run(config, tmp_path / "whole", cache)
     result, notes = cut_and_go_on(config, tmp_path / "cut", cache, (after(1),))
     assert same(whole, result) and any("lora_atelier.json gives 1 picture the role" in note for note in notes)
     pictures, concepts = result.plan.manifest.pictures, result.plan.concepts
-    roles = [each.role for picture, each in zip(pictures, concepts, strict=True) if picture.concept != 1]
+    (trained,) = [each.role for p, each in zip(pictures, concepts, strict=True) if p.name == moved and p.concept > 1]
+    assert trained == "train"
+    roles = [each.role for p, each in zip(pictures, concepts, strict=True) if each.folder == str(folder)]
     assert roles == ["train", "regularisation", "validation", "train", "train", "train"]
 
 

@@ -238,7 +238,7 @@ def _save_at_least_state(run: Run) -> Checkpoint:
 def watched(run: Run) -> list[dict[str, Any]]:
     """Describe the pictures that have losses, the worst first: their files, captions, and how their losses compare."""
     pictures = run.plan.manifest.pictures
-    folders = [Path(concept.folder).name for concept in run.config.dataset.concepts]
+    folders = [Path(concept.folder).name for concept in run.plan.dataset.concepts]
     return [
         {
             "name": pictures[i].name,
