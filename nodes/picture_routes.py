@@ -77,7 +77,7 @@ def find_picture(folder: Path, name: Any, allowed: Access) -> Path:
     if not isinstance(name, str) or is_outside(name) or not allowed.allows(folder / name):
         raise Refused("picture must be the name of a picture inside the folder.", 400)
     path = folder / name
-    if path.suffix.lower() not in picture_extensions() or not path.is_file():
+    if path.suffix.lower() not in picture_extensions() or not folders.is_there(path):
         raise Refused(say("There is no picture {0}; it may have been deleted.", name), 404)
     return path
 
@@ -127,7 +127,7 @@ def look_at(question: dict[str, Any], picture: Path) -> dict[str, Any]:
         "height": height,
         "frame": frame_of((width, height), resolution, own.focus),
         "mask": state_of_mask(picture),
-        "earlier": _earlier(picture).is_file(),
+        "earlier": folders.is_there(_earlier(picture)),
     }
 
 

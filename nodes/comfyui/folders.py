@@ -155,6 +155,11 @@ def journal_folder() -> Path:
     return Path(folder_paths.get_system_user_directory("atelier")) / "captions"
 
 
+def is_there(path: Path) -> bool:
+    """Tell whether a file is there; for places that may be read."""
+    return path.is_file()
+
+
 def picture_path(folder: str, name: str) -> Path:
     """Find a picture by its name in a folder that may be read; raises ValueError for what is none."""
     from ...trainer_core.data.images import picture_extensions  # here, so that ComfyUI starts fast

@@ -150,7 +150,7 @@ def test_the_preview_runs_by_itself_from_its_button(editor, comfy: ComfyClient) 
         editor.page.get_by_role("button", name="Show what will be trained").click()
     else:
         editor.run("""() => window.app.graph.nodes.find(node => node.comfyClass === "AtelierDatasetPreview").widgets
-            .find(widget => widget.type === "button").callback()""")
+            .find(widget => widget.name === "Show what will be trained").callback()""")
     since = time.monotonic()
     while not (new := [each for key, each in comfy.get("/history").items() if key not in known]):
         assert time.monotonic() - since < HANGS

@@ -125,6 +125,6 @@ def test_a_picture_is_focused_left_out_and_masked(editor, server) -> None:
     dialog.get_by_role("button", name="Undo").click()
     written({})
     dialog.get_by_role("button", name="Close").click()
-    view.get_by_text("2.png").first.wait_for()
+    view.get_by_text("3 of 3 shown").wait_for()
     view.get_by_role("button", name="Close").click()
     shown(editor, "3 pictures")

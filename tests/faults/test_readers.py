@@ -54,6 +54,7 @@ KNOWN = {
     "trainer_core/common/tensor_tree.py": {"load_state": "state of a save"},
     "trainer_core/common/values.py": {"read_object": "run"},
     "trainer_core/data/cache.py": {"_read_header": OURS, "_map_file": OURS},
+    "trainer_core/data/edits.py": {"content_of": "caption", "_header": OURS, "_contents": OURS},
     "trainer_core/data/images.py": {"_decode": "picture", "upright_size": "picture"},
     "trainer_core/data/painted.py": {"_content": "mask"},
     "trainer_core/data/scan/caption_files.py": {"read_text": "caption", "read_bytes": "caption"},
@@ -61,6 +62,7 @@ KNOWN = {
     "trainer_core/data/scan/caption_tables.py": {"read_caption": "caption", "read_table": "table"},
     "trainer_core/data/scan/index.py": {"work": "picture", "_load": OURS},
     "trainer_core/data/scan/own_file.py": {"read_own": "settings of single pictures", "_kept": OURS},
+    "trainer_core/data/written.py": {"__init__": OURS, "add": OURS, "write_text": "caption"},
     "trainer_core/lora_files/read.py": {"_adapter": "LoRA"},
     "trainer_core/lora_files/write.py": {
         **dict.fromkeys(("_write_ordered", "save_embeddings", "verify_lora", "file_hashes"), OURS),
@@ -79,7 +81,7 @@ KNOWN = {
     "trainer_core/runs/clean.py": {"clear": "save"},
     "trainer_core/runs/folder.py": {
         **dict.fromkeys(("at_work", "owner", "owned_since", "log", "seconds", "result", "workflow", "title"), "run"),
-        **dict.fromkeys(("open_run", "_tail", "_last_byte"), "run"),
+        **dict.fromkeys(("open_run", "_tail", "_last_byte", "odd_pictures"), "run"),
         **dict.fromkeys(("lora_files", "_read_checkpoint"), "save"),
     },
     "trainer_core/runs/follow.py": {"_tail": "run"},
