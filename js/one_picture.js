@@ -1,6 +1,6 @@
 import { api } from "../../scripts/api.js";
 import { paintMask } from "./mask_editor.js";
-import { RED, ask, make, makeButton, toast } from "./parts.js";
+import { RED, ask, make, makeButton, showAlone, toast } from "./parts.js";
 import { element } from "./picture.js";
 import { makeChoice } from "./popup.js";
 import { t, told } from "./words.js";
@@ -329,6 +329,6 @@ export async function openPictures(folder, first, closed) {
     closed();
   });
   document.body.append(view);
-  view.showModal();
+  showAlone(view);
   show();
 }

@@ -208,6 +208,18 @@ export function toast(answer, summary = "LoRA Atelier") {
   app.extensionManager.toast.add({ severity, summary, detail, life: 8000 });
 }
 
+// Show a dialog in which Ctrl+Z takes back what was done there: the editor hears it before any dialog does, and would
+// take the workflow back beneath it.
+/** @param {HTMLDialogElement} dialog */
+export function showAlone(dialog) {
+  const tracker = app.extensionManager.workflow?.activeWorkflow?.changeTracker;
+  if (tracker) {
+    tracker.undoRedo = async () => true;
+    dialog.addEventListener("close", () => Reflect.deleteProperty(tracker, "undoRedo"));
+  }
+  dialog.showModal();
+}
+
 // The address of a run. A name of broken letters has no address; the server then knows no such run.
 /** @param {string} run */
 export function addressOf(run) {

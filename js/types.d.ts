@@ -116,7 +116,8 @@ interface App {
     };
     command: { execute(name: string): void };
     setting?: { get(name: string): string | undefined };
-    workflow?: { activeWorkflow?: { activeMode?: string | null; initialMode?: string | null } };
+    workflow?: { activeWorkflow?: { activeMode?: string | null; initialMode?: string | null;
+      changeTracker?: { undoRedo(event: KeyboardEvent): Promise<boolean> } } };
     registerSidebarTab(tab: SidebarTab): void;
   };
   registerExtension(extension: Extension): void;
