@@ -3,7 +3,7 @@ import { api } from "../../scripts/api.js";
 import { leadingTo } from "./filling.js";
 import { Grid } from "./grid.js";
 import { openPictures } from "./one_picture.js";
-import { RED, ask, make, makeButton, nodes, toast } from "./parts.js";
+import { RED, ask, make, makeButton, nodes, showAlone, toast } from "./parts.js";
 import { makeChoice } from "./popup.js";
 import { t, told } from "./words.js";
 
@@ -28,6 +28,7 @@ import { t, told } from "./words.js";
  * @property {string} text
  * @property {string} seen its fingerprint
  * @property {string[]} [tags] split once
+ * @property {string} [draft] what was typed and could not be written
  */
 /** @typedef {{ folder: string, name: string, separator: string, elsewhere: string }} Concept */
 /** @typedef {{ what: string, when: number, count: number, number: string }} Done */
@@ -75,6 +76,10 @@ export async function openDataset(node, closed = () => {}) {
   new View({ prompt: leadingTo(plan || id, output), node: id, plan }, node, closed);
 }
 
+// A caption as a field shows it; the line end at its end, and those of Windows, are put back when it is written.
+/** @param {string} text */
+const bare = (text) => text.replaceAll("\r\n", "\n").replace(/[\r\n]+$/, "");
+
 class View {
   #question; #node; #closed;
   /** @type {Shown[]} */
@@ -86,6 +91,8 @@ class View {
   /** @type {Done | null} */
   #last = null;
   #tag = ""; // that the shown ones have
+  /** @type {Promise<unknown>} */
+  #turn = Promise.resolve(); // one change after the other
   #asked = 0; // number of the newest question about a text
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
@@ -142,7 +149,7 @@ class View {
       closed();
     });
     document.body.append(this.#view);
-    this.#view.showModal();
+    showAlone(this.#view);
     this.#showUndo();
     this.#load();
   }
@@ -311,8 +318,9 @@ class View {
   #showOne(picture) {
     const { name, size, file } = picture, field = make("textarea", `${FIELD};width:100%;height:92px;resize:vertical`);
     const composed = make("div", `${SMALL};overflow-wrap:anywhere;max-height:96px;overflow:auto`);
-    Object.assign(field, { value: picture.text, readOnly: !file, ariaLabel: t("Caption of {0}", name),
+    Object.assign(field, { value: picture.draft ?? bare(picture.text), readOnly: !file, ariaLabel: t("Caption of {0}", name),
       placeholder: file ? t("Write the caption of {0}", name) : "" });
+    field.dataset.shown = bare(picture.text);
     field.addEventListener("input", () => this.#later(() => this.#compose(picture, field.value, composed)));
     field.addEventListener("blur", () => this.#leave());
     field.addEventListener("keydown", (event) => {
@@ -350,9 +358,11 @@ class View {
   // Write the open caption where it was changed.
   #leave() {
     const open = this.#open;
-    if (!open?.picture.file || [open.picture.text, open.field.dataset.sent].includes(open.field.value)) return;
-    open.field.dataset.sent = open.field.value; // once
-    this.#edit([open.picture], { kind: "text", text: open.field.value });
+    if (!open?.picture.file || open.field.dataset.shown === open.field.value) return;
+    const { picture, field } = open, [end] = picture.text.match(/[\r\n]*$/) ?? [""];
+    picture.draft = field.dataset.shown = field.value; // once; the draft stays where it cannot be written
+    const text = picture.text.includes("\r\n") ? field.value.replaceAll("\n", "\r\n") : field.value;
+    this.#edit([picture], { kind: "text", text: text + end });
   }
 
   /** @param {Shown[]} chosen */
@@ -460,21 +470,31 @@ class View {
 
   // Write at once; where another program was faster, a person decides.
   /** @param {Shown[]} chosen @param {Operation} operation */
-  async #edit(chosen, operation) {
+  #edit(chosen, operation) {
+    this.#turn = this.#turn.then(() => this.#editNow(chosen, operation)); // it names what the change before has written
+    return this.#turn;
+  }
+
+  /** @param {Shown[]} chosen @param {Operation} operation @returns {Promise<unknown>} */
+  async #editNow(chosen, operation) {
     const pictures = chosen.filter(({ file }) => file);
     if (!pictures.length) return;
-    await this.#change("edit", { pictures: keys(pictures), operation }, (list) => {
+    return this.#change("edit", { pictures: keys(pictures), operation }, (list) => {
       const theirs = new Set(list.map(([concept, name]) => key({ concept, name })));
-      return this.#edit(pictures.filter((each) => !theirs.has(key(each))), operation);
+      return this.#editNow(pictures.filter((each) => !theirs.has(key(each))), operation);
     });
   }
 
-  async #takeBack() {
-    if (!this.#last) return;
-    await this.#change("undo", { number: this.#last.number, pictures: [] }, () => {});
+  #takeBack() {
+    this.#turn = this.#turn.then(() => {
+      if (!this.#last) return;
+      const more = { number: this.#last.number, pictures: [] };
+      return this.#change("undo", more, () => this.#change("undo", { ...more, leave: true }, () => {}));
+    });
   }
 
-  /** @param {string} name @param {{ pictures: [number, string, string][], operation?: Operation, number?: string }} more
+  /** @param {string} name @param {{ pictures: [number, string, string][], operation?: Operation, number?: string,
+   *   leave?: boolean }} more
    * @param {(list: Meanwhile[]) => unknown} others does what is left without these
    * @returns {Promise<unknown>} */
   async #change(name, more, others) {
@@ -507,7 +527,7 @@ class View {
     const known = new Map(this.#pictures.map((each) => [key(each), each]));
     for (const [concept, name, text, seen] of now) {
       const picture = known.get(key({ concept, name }));
-      if (picture) Object.assign(picture, { text, seen, tags: undefined });
+      if (picture) Object.assign(picture, { text, seen, tags: undefined, draft: undefined });
     }
   }
 
@@ -518,8 +538,8 @@ class View {
     this.#showUndo();
     this.#showChips(chosen);
     if (!open || document.activeElement === open.field) return;
-    open.field.value = open.picture.text;
-    delete open.field.dataset.sent;
+    open.field.value = open.picture.draft ?? bare(open.picture.text);
+    open.field.dataset.shown = bare(open.picture.text);
     open.field.dispatchEvent(new Event("input"));
   }
 

@@ -125,12 +125,19 @@ def answer_open(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
     dataset = fill_dataset(_lenient(opened), defaults)
     train = fill_train(opened.train, defaults).replace(epochs=1)
     with Index(folders.index_file()) as index:
-        plan = build_plan(scan(dataset, index, access=folders.access()), dataset, train)
-        pictures = list_shown(plan, index, opened.concepts, folders.access())
+        manifest = scan(dataset, index, access=folders.access())
+        # The plan moves pictures that are held out, or have a role of their own, to concepts after those.
+        origin = {picture.path: picture.concept for picture in manifest.pictures}
+        plan = build_plan(manifest, dataset, train)
+        pictures = list_shown(plan, index, opened.concepts, folders.access(), origin)
+    concepts = {number: _describe(dataset, number) for number in opened.concepts}
+    for picture in pictures:
+        if concepts[picture["concept"]]["elsewhere"]:
+            picture["file"] = ""
     left = [file for file in plan.manifest.outcomes if file.concept in opened.concepts and file.outcome == "left out"]
     return {
         "pictures": pictures,
-        "concepts": {number: _describe(dataset, number) for number in opened.concepts},
+        "concepts": concepts,
         "remark": remark or opened.remark,
         "left_out": [f"{printable(file.name)}: {file.why}" for file in left],
         "last": _journal().last(_folders(opened)),
@@ -258,7 +265,7 @@ def answer_undo(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
         raise Refused("number must be that of a change.", 400)
     known = {file.path: chosen[key] for key, file in _files(opened, list(chosen)).items()}
     try:
-        undone = _journal().undo(_folders(opened), number, known)
+        undone = _journal().undo(_folders(opened), number, known, leave=question.get("leave") is True)
     except Meanwhile as problem:
         return _asked(problem, {file.path: key for key, file in _all_files(opened).items()})
     return _now(opened, undone["files"]) | {"count": undone["count"]}

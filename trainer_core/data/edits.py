@@ -30,7 +30,7 @@ LARGEST_ENTRY = 2**27  # bytes of a change in the journal
 MOST_BYTES, MOST_CHANGES = 2**28, 1000  # of the journal; the oldest changes are forgotten
 LOCK_SECONDS = 20.0  # how long a change waits for another one
 _LINES = re.compile(r"(\r\n|\r|\n)")
-_ENTRY = re.compile(r"\d{10}\.jsonl")
+_ENTRY = re.compile(r"\d{20}\.jsonl")
 _HEADER = {"what": is_text, "when": is_time, "count": is_count, "folders": is_texts}
 
 
@@ -232,11 +232,14 @@ class Journal:
                 return {"what": header["what"], "when": header["when"], "count": header["count"], "number": place.stem}
         return None
 
-    def undo(self, folders: Collection[Path], number: str, seen: Mapping[Path, str]) -> dict[str, Any]:
+    def undo(
+        self, folders: Collection[Path], number: str, seen: Mapping[Path, str], *, leave: bool = False
+    ) -> dict[str, Any]:
         """Put the texts back that were there before the newest change in some folders, and forget it; describe it.
 
         number: of the change that a person saw as the newest. seen: fingerprints of files that they put back although
-        another program changed them. Raises Meanwhile, ValueError and OSError as `write` does.
+        another program changed them. leave: all such files stay as they are; files that are gone stay gone. Raises
+        Meanwhile, ValueError and OSError as `write` does.
         """
         with self._locked():
             last = self.last(folders)
@@ -249,10 +252,15 @@ class Journal:
                 file: (now[file], before, {fingerprint_of(before), fingerprint_of(after), seen.get(file)})
                 for file, (before, after) in contents.items()
             }
-            _check(known)
+            gone = {file for file, (_, after) in contents.items() if now[file] is None and after is not None}
+            changed = {
+                file for file, (content, _, fits) in known.items() if leave and fingerprint_of(content) not in fits
+            }
+            contents = {file: each for file, each in contents.items() if file not in gone | changed}
+            _check({file: known[file] for file in contents})
             write_together({file: before for file, (before, _) in contents.items() if before != now[file]})
             place.unlink()
-            return last | {"files": list(contents)}
+            return last | {"files": list(contents), "count": len(contents)}
 
     def _locked(self) -> _Lock:
         return _Lock(self._folder)
@@ -268,14 +276,15 @@ class Journal:
     ) -> Path:
         """Put a change on the disk, and forget the oldest ones; raises ValueError for one that is too large."""
         places = self._places()
-        number = int(places[-1].stem) + 1 if places else 1
+        newest = int(places[-1].stem) if places else 0
+        number = max(newest + 1, time.time_ns() // 1000)  # never again that of one that was undone
         own = [folder for folder in folders if any(file.is_relative_to(folder) for file in contents)]
         header = {"what": what, "when": time.time(), "count": len(contents), "folders": [str(each) for each in own]}
         files = {str(file): [_as_text(before), _as_text(after)] for file, (before, after) in contents.items()}
         data = f"{json.dumps(header)}\n{json.dumps(files)}\n".encode("ascii")
         if len(data) > LARGEST_ENTRY:
             raise ValueError(say("These captions are too long to be changed at once; choose fewer pictures."))
-        new = self._folder / f"{number:010}.jsonl"
+        new = self._folder / f"{number:020}.jsonl"
         with written_whole(new) as temporary:
             temporary.write_bytes(data)
         left = MOST_BYTES - len(data)

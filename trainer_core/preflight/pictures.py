@@ -33,11 +33,14 @@ class CaptionFile:
     seen: str  # its fingerprint
 
 
-def list_shown(plan: Plan, index: Index, concepts: Collection[int], access: Access) -> list[dict[str, Any]]:
+def list_shown(
+    plan: Plan, index: Index, concepts: Collection[int], access: Access, origin: Mapping[Path, int]
+) -> list[dict[str, Any]]:
     """Describe for a page each picture of some concepts, as the sheet of Dataset Preview draws it in the first epoch.
 
     cut: share of the picture, 0..1. corners: of the trained part, as shares of width and height. repeats: visits in an
-    epoch. marks: kinds of what stands out. file: of the caption, "" where it cannot be changed.
+    epoch. marks: kinds of what stands out. file: of the caption, "" where it cannot be changed. origin: the concept in
+    which each file was found.
     """
     marks: defaultdict[int, list[str]] = defaultdict(list)
     for finding in [*curate(plan), *misfits(plan, index)]:
@@ -47,13 +50,14 @@ def list_shown(plan: Plan, index: Index, concepts: Collection[int], access: Acce
     files = {number: caption_files(plan.dataset.concepts[number], access) for number in concepts}
     shown = []
     for i, picture in enumerate(pictures):
-        if picture.concept not in concepts:
+        number = picture.concept if picture.concept in files else origin.get(picture.path, -1)
+        if number not in files:
             continue
         sample, remark = sample_in_epoch(plan, i, 0)
-        size, caption = picture.size, files[picture.concept].get(picture.name)
+        size, caption = picture.size, files[number].get(picture.name)
         shown.append(
             {
-                "concept": picture.concept,
+                "concept": number,
                 "name": picture.name,
                 "digest": picture.digest[:SHORT],
                 "size": size,

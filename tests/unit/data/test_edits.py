@@ -86,6 +86,28 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def number(journal: Journal, folder: Path) -> str:
+    """The number of the newest change."""
+    last = journal.last([folder])
+    assert last is not None
+    return last["number"]
+
+
+def test_an_undo_leaves_what_is_gone_and_what_it_may_not_touch(tmp_path: Path, folder: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.write(rewritten(folder, {"a.txt": "1", "b.txt": "2", "c.txt": "3"}), "find", [folder])
+    first = number(journal, folder)
+    (folder / "a.txt").unlink()
+    (folder / "b.txt").write_text("theirs")
+    with pytest.raises(Meanwhile) as told:
+        journal.undo([folder], first, {})
+    assert list(told.value.files) == [folder / "b.txt"]
+    assert journal.undo([folder], first, {}, leave=True)["count"] == 1
+    assert contents(folder) == {"b.txt": b"theirs"}
+    journal.write(rewritten(folder, {"b.txt": "4"}), "text", [folder])
+    assert number(journal, folder) > first
+
+
 def test_changes_are_undone_one_by_one_also_by_another_journal(tmp_path: Path, folder: Path) -> None:
     before, journal = contents(folder), Journal(tmp_path / "journal")
     assert journal.last([folder]) is None
@@ -114,9 +136,9 @@ def test_what_another_program_wrote_is_neither_overwritten_nor_undone_unasked(tm
     assert journal.write(changes, "find", [folder]) == 2
     (folder / "b.txt").write_text("again")
     with pytest.raises(Meanwhile):
-        journal.undo([folder], "0000000001", {})
+        journal.undo([folder], number(journal, folder), {})
     assert (folder / "a.txt").read_text() == "1"
-    journal.undo([folder], "0000000001", {folder / "b.txt": fingerprint_of(b"again")})
+    journal.undo([folder], number(journal, folder), {folder / "b.txt": fingerprint_of(b"again")})
     assert (folder / "a.txt").read_text() == "theirs" and (folder / "b.txt").read_bytes() == b"\xff\xfet\0w\0o\0"
 
 
@@ -132,7 +154,7 @@ def test_a_change_that_a_crash_cut_off_is_undone(tmp_path: Path, folder: Path, m
         patched.setattr(edits, "write_together", half)
         journal.write(rewritten(folder, {"a.txt": "1", "b.txt": "2"}), "find", [folder])
     assert contents(folder) != before
-    journal.undo([folder], "0000000001", {})
+    journal.undo([folder], number(journal, folder), {})
     assert contents(folder) == before
 
 
@@ -144,15 +166,15 @@ def test_the_journal_forgets_the_oldest_and_reads_no_damage(
     monkeypatch.setattr(edits, "MOST_CHANGES", 2)
     for text in "123":
         journal.write(rewritten(folder, {"a.txt": text}), text, [folder])
-    assert sorted(path.name for path in place.glob("*.jsonl")) == ["0000000002.jsonl", "0000000003.jsonl"]
-    newest = place / "0000000003.jsonl"
+    _, newest = sorted(place.glob("*.jsonl"))
+    assert newest.stem == number(journal, folder)
     head, _, body = newest.read_text().partition("\n")
     newest.write_text(f"{head}\n{body.replace(str(folder), str(tmp_path))}")
     with pytest.raises(ValueError, match="outside its folders"):
-        journal.undo([folder], "0000000003", {})
+        journal.undo([folder], newest.stem, {})
     newest.write_text(f"{head}\n[1]")
     with pytest.raises(ValueError, match="damaged"):
-        journal.undo([folder], "0000000003", {})
+        journal.undo([folder], newest.stem, {})
     newest.write_text("{")
     last = journal.last([folder])
     assert last and last["what"] == "2"
