@@ -68,18 +68,16 @@ def test_captions_are_changed_undone_and_never_overwritten_unasked(comfy: ComfyC
     assert (pictures / "0.txt").read_text() == first["text"]
 
 
-def test_pictures_that_are_held_out_or_have_a_role_are_shown_too(comfy: ComfyClient, pictures: Path) -> None:
+def test_pictures_of_a_role_of_their_own_are_shown_too(comfy: ComfyClient, pictures: Path) -> None:
     graph = train_graph(pictures.name, steps=2)
-    graph["validation"] = node("AtelierValidation", validation_share=0.5)
-    graph["train"]["inputs"]["validation"] = ["validation", 0]
-    own = {"pictures": {"0.png": {"role": "regularisation"}}}
+    own = {"pictures": {"0.png": {"role": "regularisation"}, "1.png": {"role": "validation"}}}
     (pictures / "lora_atelier.json").write_text(json.dumps(own), encoding="utf-8")
     opened = ask(comfy, "open", graph)
     assert opened["status"] == 200, opened
     assert [(each["concept"], each["name"], each["file"]) for each in opened["pictures"]] == [
         (0, f"{i}.png", f"{i}.txt") for i in range(3)
     ]
-    assert 0 in [each["repeats"] for each in opened["pictures"]]
+    assert opened["pictures"][1]["repeats"] == 0
 
 
 def test_a_changed_caption_trains_anew_and_says_so(comfy: ComfyClient, pictures: Path) -> None:
