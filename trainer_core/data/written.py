@@ -24,8 +24,9 @@ from ..config import MASK_SUFFIX, DatasetConfig, MaskConfig
 from .masks import find_mask
 from .scan import Index, Picture, list_files, resolve_folder, scan
 from .scan.caption_files import read_text
-from .scan.caption_sources import captions_beside
+from .scan.caption_sources import TEXT_EXTENSIONS, captions_beside
 
+PLAIN = frozenset(TEXT_EXTENSIONS) - {".json"}  # endings of texts that hold nothing but a caption
 ExistingFile = Literal["keep", "append", "replace"]  # what happens to a text or mask that is there
 
 
@@ -61,6 +62,11 @@ def texts_of(dataset: DatasetConfig, pictures: Iterable[Picture], access: Access
         for picture, file in zip(own, shown, strict=True):
             text = beside[file]
             path = text.path if text else picture.path.with_suffix(captions.extensions[0])
+            if path.suffix.lower() not in PLAIN:
+                raise ValueError(
+                    f"{path.name} is no plain text, so no caption is written there; set {captions.named('extensions')} "
+                    "to .txt."
+                )
             found.append(WrittenFile(picture, path, captions.encoding, text is not None))
     return _each_once(found)
 

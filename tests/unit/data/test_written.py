@@ -1,0 +1,31 @@
+"""Where captions and masks belong that a model of the graph writes, and what is never written over."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lora_atelier.trainer_core.common.access import ANYWHERE
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig
+from lora_atelier.trainer_core.data.scan import Index
+from lora_atelier.trainer_core.data.written import WrittenFile, pictures_to_see, texts_of
+
+
+def found_in(folder: Path, **concept: object) -> list[WrittenFile]:
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **concept),))
+    with Index(None) as index:
+        return texts_of(dataset, pictures_to_see(dataset, index, Callbacks(), ANYWHERE), ANYWHERE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    Image.new("RGB", (64, 64), (20, 90, 160)).save(tmp_path / "a.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("ending", [".png", ".PNG", ".json", ".safetensors"])
+def test_no_caption_is_written_over_what_is_no_text(folder: Path, ending: str) -> None:
+    with pytest.raises(ValueError, match=r"is no plain text, so no caption .* to \.txt\.$"):
+        found_in(folder, captions=CaptionConfig(extensions=(ending,)))
+    assert [file.path.name for file in found_in(folder, captions=CaptionConfig(extensions=(".tags",)))] == ["a.tags"]
