@@ -20,7 +20,8 @@ from ..common.access import Access
 from ..common.callbacks import Callbacks
 from ..common.files import file_digest, written_whole
 from ..common.wording import count, names
-from ..config import MASK_SUFFIX, DatasetConfig, MaskConfig
+from ..config import MASK_SUFFIX, CaptionConfig, DatasetConfig, MaskConfig
+from .edits import encoded
 from .masks import find_mask
 from .scan import Index, Picture, list_files, resolve_folder, scan
 from .scan.caption_files import read_text
@@ -42,7 +43,7 @@ class WrittenFile:
 
     picture: Picture
     path: Path
-    encoding: str = "auto"  # of a text that is there
+    captions: CaptionConfig = field(default_factory=CaptionConfig)  # how a text is read
     there: bool = False
 
 
@@ -67,7 +68,7 @@ def texts_of(dataset: DatasetConfig, pictures: Iterable[Picture], access: Access
                     f"{path.name} is no plain text, so no caption is written there; set {captions.named('extensions')} "
                     "to .txt."
                 )
-            found.append(WrittenFile(picture, path, captions.encoding, text is not None))
+            found.append(WrittenFile(picture, path, captions, text is not None))
     return _each_once(found)
 
 
@@ -114,11 +115,12 @@ def appended(before: str, line: str) -> str:
 
 
 def write_text(file: WrittenFile, text: str, existing: ExistingFile) -> None:
-    """Write a caption atomically; raises ValueError for one before it that cannot be read, OSError."""
+    """Write a caption atomically, as a run reads it; raises ValueError where that fails, also of one there, OSError."""
     if existing == "append" and file.path.is_file():
-        text = appended(read_text(file.path, file.encoding), text)
+        text = appended(read_text(file.path, file.captions.encoding), text)
+    content = encoded(text + "\n", file.captions, file.path)
     with written_whole(file.path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_bytes(content)
 
 
 def write_mask(file: WrittenFile, mask: Image.Image) -> None:
