@@ -6,6 +6,7 @@ answers. So a node that writes puts copies of what lies between it and Dataset P
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import uuid
@@ -86,6 +87,7 @@ def between(prompt: Any, link: tuple[str, int], node: str, title: str, name: str
 def digest_of_way(prompt: Any, link: tuple[str, int], **more: Any) -> str:
     """Hash all that decides an answer beside the picture: nodes and values, whatever their ids."""
 
+    @functools.cache  # else two ways to a node would be twice the work, at each fork
     def about(number: str) -> Any:
         node = prompt.get_node(number)
         dataset = node["class_type"] == SOURCE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import psutil
@@ -169,6 +170,18 @@ def test_what_cannot_be_written_gets_one_sentence(comfy: ComfyClient, greys: Pat
     )
     by_hand = {"x": node("LoraAtelierNext", run="1"), "see": node("PreviewAny", source=["x", 0])}
     assert "only works inside of Write Captions and Write Masks" in said(by_hand)
+
+
+def test_ways_that_fork_and_meet_again_are_looked_at_once(comfy_modules: ModuleType) -> None:
+    from lora_atelier.nodes.comfyui.writing import digest_of_way  # ComfyUI's modules are there by now
+
+    graph = {"0": node("AtelierDatasetPictures", dataset=["data", 0], longest_side=64, show="picture")}
+    for number in range(40):
+        graph[str(number + 1)] = node("Join", a=[str(number), 0], b=[str(number), 0])
+    prompt = SimpleNamespace(get_node=graph.__getitem__)
+    before = digest_of_way(prompt, ("40", 0))
+    graph["1"]["inputs"]["word"] = "light"
+    assert digest_of_way(prompt, ("40", 0)) != before
 
 
 @pytest.mark.thorough
