@@ -33,8 +33,8 @@ ExistingFile = Literal["keep", "append", "replace"]  # what happens to a text or
 
 def pictures_to_see(dataset: DatasetConfig, index: Index, callbacks: Callbacks, access: Access) -> list[Picture]:
     """Scan a dataset for its pictures alone: captions and masks may be missing."""
-    concepts = (each.replace(captions=each.captions.replace(source="none"), masks=None) for each in dataset.concepts)
-    return list(scan(DatasetConfig(concepts=tuple(concepts)), index, callbacks, access).pictures)
+    concepts = (each.replace(captions=each.captions.replace(source="none")) for each in dataset.concepts)
+    return list(scan(DatasetConfig(concepts=tuple(concepts)), index, callbacks, access, reads_masks=False).pictures)
 
 
 @dataclass(frozen=True, slots=True)

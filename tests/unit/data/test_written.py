@@ -7,7 +7,7 @@ from PIL import Image
 
 from lora_atelier.trainer_core.common.access import ANYWHERE
 from lora_atelier.trainer_core.common.callbacks import Callbacks
-from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
 from lora_atelier.trainer_core.data.scan import Index
 from lora_atelier.trainer_core.data.written import WrittenFile, pictures_to_see, texts_of, write_text
 
@@ -39,3 +39,15 @@ def test_a_caption_is_written_in_the_encoding_in_which_it_is_read(folder: Path) 
     with pytest.raises(ValueError, match="cannot be written as cp1252; set"):
         write_text(file, "猫", "replace")
     assert (folder / "a.txt").read_bytes() == "Café. Grün\n".encode("cp1252")
+
+
+@pytest.mark.parametrize(
+    ("mask", "masks"),
+    [("a_mask.png", MaskConfig(suffixes=("_mask.png",))), ("masks/a.png", MaskConfig(folder="masks"))],
+)
+def test_a_mask_gets_no_caption_and_is_not_read(folder: Path, mask: str, masks: MaskConfig) -> None:
+    (folder / mask).parent.mkdir(exist_ok=True)
+    Image.new("L", (64, 64), 255).save(folder / mask)
+    Image.new("RGB", (64, 64), (90, 20, 160)).save(folder / "unmasked.png")
+    found = found_in(folder, masks=masks, recursive=True)
+    assert [file.path.name for file in found] == ["a.txt", "unmasked.txt"]

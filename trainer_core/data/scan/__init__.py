@@ -115,22 +115,24 @@ def scan(
     index: Index | None = None,
     callbacks: Callbacks | None = None,
     access: Access = ANYWHERE,
+    *,
+    reads_masks: bool = True,
 ) -> Manifest:
     """Read and check a whole dataset; raises one ValueError that names every problem and its remedy.
 
     index: remembers the contents of files across calls; None reads all files again. access: the places that may be
-    read; what lies elsewhere is a problem like any other.
+    read; what lies elsewhere is a problem like any other. reads_masks: False only tells masks and pictures apart.
     """
     if index is None:
         with Index() as index:
-            return scan(dataset, index, callbacks, access)
+            return scan(dataset, index, callbacks, access, reads_masks=reads_masks)
     if not dataset.concepts:
         raise ValueError(f"The dataset has no concept; link {node('concepts')} with a folder of pictures.")
     pictures: list[Picture] = []
     reports: list[Report] = []
     with strict_decoding():
         for number, concept in enumerate(dataset.concepts):
-            reports.append(Report(concept=concept, access=access))
+            reports.append(Report(concept=concept, access=access, reads_masks=reads_masks))
             pictures += _read_concept(number, reports[-1], index, callbacks or Callbacks())
     if errors := [error for report in reports for error in report.errors]:
         raise ValueError(printable(" ".join(errors)))

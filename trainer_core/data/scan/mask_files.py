@@ -23,7 +23,7 @@ def read_masks(folder: Path, found: dict[File, FileFacts], report: Report, index
     found: the concept's pictures and their properties.
     """
     config = report.concept.masks
-    if config is None:
+    if config is None or not report.reads_masks:
         return {file.name: (None, "") for file in found}
     pairs = _pairs(folder, list(found), config, report)
     sources = [source for _, source in pairs if source is not None]

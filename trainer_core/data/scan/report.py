@@ -25,6 +25,7 @@ class Report:
 
     concept: ConceptConfig
     access: Access = ANYWHERE  # the places that may be read
+    reads_masks: bool = True
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> (outcome, why)
