@@ -110,7 +110,7 @@ def look_at(question: dict[str, Any], picture: Path) -> dict[str, Any]:
     from ..trainer_core.data.scan.own_file import remembered
 
     folder, name = folders.changeable_folder(question["folder"]), question["picture"]
-    settings, read = read_own(folder)
+    settings, read = read_own(folder, folders.access())
     own = settings.get(find_own(settings, [name]).get(name, ""), OwnSettings())
     try:
         width, height = upright_size(picture)
@@ -126,7 +126,7 @@ def look_at(question: dict[str, Any], picture: Path) -> dict[str, Any]:
         "width": width,
         "height": height,
         "frame": frame_of((width, height), resolution, own.focus),
-        "mask": state_of_mask(picture),
+        "mask": state_of_mask(picture, folders.access()),
         "earlier": folders.is_there(_earlier(picture)),
     }
 
@@ -147,7 +147,7 @@ def set_own(question: dict[str, Any], folder: Path) -> dict[str, Any]:
         if own.to_dict():  # what is no longer set may be of a picture that is gone
             find_picture(folder, name, folders.writable())
     try:
-        before, now = write_own(folder, changes, read)
+        before, now = write_own(folder, changes, read, folders.access())
     except Changed as problem:
         raise Refused(str(problem), 409) from problem
     remember(_before(folder), before)
@@ -163,10 +163,10 @@ def paint(_: dict[str, Any], picture: Path) -> dict[str, Any]:
     from ..trainer_core.data.painted import draw_for_painting, state_of_mask
 
     place = folders.temp_folder() / "atelier-painting" / f"{secrets.token_hex(8)}.png"
-    was = state_of_mask(picture)
+    was = state_of_mask(picture, folders.access())
     try:
         with _drawing:
-            draw_for_painting(picture, place)
+            draw_for_painting(picture, place, folders.access())
     except DECODER_ERRORS as problem:
         raise Refused(say("{0} cannot be shown: {1}.", picture.name, decoder_error(problem)), 415) from problem
     return {"filename": place.name, "subfolder": place.parent.name, "type": "temp", "was": was}
@@ -183,7 +183,7 @@ def keep_mask(question: dict[str, Any], picture: Path) -> dict[str, Any]:
         data = b""
     if not data.startswith(b"\x89PNG"):
         raise Refused("mask must be a PNG in base64.", 400)
-    save_painted(picture, data, _was(question), _earlier(picture))
+    save_painted(picture, data, _was(question), _earlier(picture), folders.access())
     return _mask(picture)
 
 
@@ -191,14 +191,14 @@ def undo_mask(question: dict[str, Any], picture: Path) -> dict[str, Any]:
     """Bring back the mask that was replaced last; the one in its place is kept, so that the same brings that back."""
     from ..trainer_core.data.painted import undo_painted
 
-    undo_painted(picture, _was(question), _earlier(picture))
+    undo_painted(picture, _was(question), _earlier(picture), folders.access())
     return _mask(picture)
 
 
 def _mask(picture: Path) -> dict[str, Any]:
     from ..trainer_core.data.painted import state_of_mask
 
-    return {"mask": state_of_mask(picture), "earlier": True}
+    return {"mask": state_of_mask(picture, folders.access()), "earlier": True}
 
 
 def _was(question: dict[str, Any]) -> str:
@@ -234,7 +234,7 @@ def answer_view(request: web.Request) -> web.Response:
     path, data = find_picture(folder, request.query.get("picture"), folders.access()), io.BytesIO()
     try:
         with _drawing:
-            draw_for_page(path, SIDE).save(data, format="WEBP", quality=85)
+            draw_for_page(path, SIDE, folders.access()).save(data, format="WEBP", quality=85)
     except DECODER_ERRORS as problem:
         raise Refused(say("{0} cannot be shown: {1}.", path.name, decoder_error(problem)), 415) from problem
     return web.Response(body=data.getvalue(), content_type="image/webp", headers={"Cache-Control": "no-cache"})

@@ -83,6 +83,31 @@ def test_a_mask_is_painted_undone_and_never_over_another(comfy: ComfyClient, ser
     assert Image.open(io.BytesIO(view)).format == "WEBP"
 
 
+def test_a_mask_of_another_ending_is_removed_and_undone(comfy: ComfyClient, folder: Path) -> None:
+    def ask(what: str, **question: Any) -> tuple[int, dict[str, Any]]:
+        return send(comfy, f"/atelier/pictures/{what}", {"folder": folder.name, "picture": "a.png", **question})
+
+    mask = folder / "a-masklabel.webp"
+    Image.new("RGB", (64, 64), (200, 200, 200)).save(mask, lossless=True)
+    was = ask("one")[1]["mask"]
+    assert was and ask("mask", mask=png(0), was=was)[1]["mask"] == "" and not mask.exists()
+    assert ask("mask/undo", was="")[1]["mask"] == was
+    assert ask("mask", mask=png(7), was=was)[0] == 200 and ask("one")[1]["mask"] != was
+    assert [path.name for path in folder.glob("a-mask*")] == ["a-masklabel.png"]
+
+
+def test_a_link_to_elsewhere_is_neither_shown_nor_read(comfy: ComfyClient, folder: Path, tmp_path: Path) -> None:
+    Image.new("L", (64, 64), 9).save(tmp_path / "mask.png")
+    (tmp_path / "own.json").write_text('{"pictures": {}}', encoding="utf-8")
+    view = f"/atelier/pictures/view?folder={folder.name}&picture=a.png"
+    before, question = comfy.request(view), {"folder": folder.name, "picture": "a.png"}
+    (folder / "a-masklabel.png").symlink_to(tmp_path / "mask.png")
+    assert comfy.request(view) == before and send(comfy, "/atelier/pictures/one", question)[1]["mask"] == ""
+    (folder / "lora_atelier.json").symlink_to(tmp_path / "own.json")
+    status, answer = send(comfy, "/atelier/pictures/one", question)
+    assert status == 409 and "is a link to a place that may not be read" in answer["error"]
+
+
 @pytest.mark.parametrize(
     "name", ["../a.png", "/etc/passwd", "sub/../../x.png", "a.txt", "gone.png", 5, None, "x" * 2000]
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from ..common.access import Access
 from ..common.axes import Size
 from ..common.files import read_file, written_whole
 from ..config import BucketConfig, MaskConfig
@@ -26,37 +28,44 @@ def mask_place(picture: Path) -> Path:
     return picture.with_name(picture.stem + MaskConfig().suffixes[0])
 
 
-def state_of_mask(picture: Path) -> str:
-    """Compute the sha256 of the mask that was written for a picture, "" without one."""
-    content = _content(mask_place(picture))
+def mask_beside(picture: Path, access: Access) -> Path | None:
+    """Find the mask beside a picture as a run does; a link to a place that may not be read is none."""
+    start = picture.stem.lower()
+    named = (path for path in picture.parent.iterdir() if path.name.lower().startswith(start))
+    return find_mask(picture.name, {path.name.lower(): path for path in named if access.allows(path)}, MaskConfig())
+
+
+def state_of_mask(picture: Path, access: Access) -> str:
+    """Compute the sha256 of the mask beside a picture, "" without one."""
+    content = _content(mask_beside(picture, access))
     return hashlib.sha256(content).hexdigest() if content else ""
 
 
-def draw_for_painting(picture: Path, to: Path) -> None:
+def draw_for_painting(picture: Path, to: Path, access: Access) -> None:
     """Write a picture, upright, as PNG whose alpha is what its mask leaves out; raises DECODER_ERRORS.
 
     ComfyUI's mask editor shows what is transparent as painted, so what is trained is painted.
     """
     image = load_picture(picture)
-    mask = _mask_of(picture)
+    mask = _mask_of(picture, access)
     shown = mask if mask is not None and mask.size == image.size else Image.new("L", image.size, 0)
     image.putalpha(shown.point([255 - level for level in range(256)]))
     with written_whole(to) as temporary:
         image.save(temporary, format="PNG", compress_level=1)
 
 
-def draw_for_page(picture: Path, side: int) -> Image.Image:
+def draw_for_page(picture: Path, side: int, access: Access) -> Image.Image:
     """Draw a picture of at most `side` pixels, with what its mask leaves out in red; raises DECODER_ERRORS."""
     image = load_picture(picture)
     image.thumbnail((side, side))
-    mask = _mask_of(picture)
+    mask = _mask_of(picture, access)
     if mask is None:
         return image
     red = Image.blend(image, Image.new("RGB", image.size, (200, 30, 30)), 0.5)
     return Image.composite(image, red, mask.resize(image.size))
 
 
-def save_painted(picture: Path, content: bytes, was: str, earlier: Path) -> None:
+def save_painted(picture: Path, content: bytes, was: str, earlier: Path, access: Access) -> None:
     """Write a picture of grey levels as the mask of a picture; one without any white removes it.
 
     was: the mask's `state_of_mask` when the painting began; earlier: the file that keeps the earlier mask. Raises
@@ -73,26 +82,16 @@ def save_painted(picture: Path, content: bytes, was: str, earlier: Path) -> None
             f"The mask has {mask.width}x{mask.height} pixels and {picture.name} {size[0]}x{size[1]}; do not turn the "
             "picture while you paint."
         )
-    _keep(picture, was, earlier)
-    place = mask_place(picture)
-    if not np.asarray(mask).any():
-        place.unlink(missing_ok=True)
-        return
-    with written_whole(place) as temporary:
-        mask.save(temporary, format="PNG")
+    data = io.BytesIO()
+    mask.save(data, format="PNG")
+    _replace(picture, data.getvalue() if np.asarray(mask).any() else b"", was, earlier, access)
 
 
-def undo_painted(picture: Path, was: str, earlier: Path) -> None:
+def undo_painted(picture: Path, was: str, earlier: Path, access: Access) -> None:
     """Write the earlier mask of a picture back, and keep the one that it replaces; was, earlier: of `save_painted`."""
     if not earlier.is_file():
         raise ValueError(f"No earlier mask of {picture.name} is kept; paint it anew.")
-    before, place = _content(earlier), mask_place(picture)
-    _keep(picture, was, earlier)
-    if not before:
-        place.unlink(missing_ok=True)
-        return
-    with written_whole(place) as temporary:
-        temporary.write_bytes(before)
+    _replace(picture, _content(earlier), was, earlier, access)
 
 
 def frame_of(size: Size, resolution: str, focus: Point | None) -> tuple[float, float, float, float]:
@@ -105,25 +104,32 @@ def frame_of(size: Size, resolution: str, focus: Point | None) -> tuple[float, f
     return left / size[0], top / size[1], right / size[0], bottom / size[1]
 
 
-def _mask_of(picture: Path) -> Image.Image | None:
+def _mask_of(picture: Path, access: Access) -> Image.Image | None:
     """Read the mask beside a picture, if there is one."""
-    names = {path.name.lower(): path for path in picture.parent.iterdir()}
-    found = find_mask(picture.name, names, MaskConfig())
+    found = mask_beside(picture, access)
     return read_mask(found, MaskConfig()) if found else None
 
 
-def _keep(picture: Path, was: str, earlier: Path) -> None:
-    """Keep the mask that is about to be replaced; an empty file stands for none."""
-    if state_of_mask(picture) != was:
-        raise Changed(f"{mask_place(picture).name} was changed meanwhile; look at the picture again, and paint anew.")
-    content = _content(mask_place(picture))
+def _replace(picture: Path, content: bytes, was: str, earlier: Path, access: Access) -> None:
+    """Write the mask of a picture, or remove it for b"", and keep the one before; an empty file stands for none."""
+    found = mask_beside(picture, access)
+    if state_of_mask(picture, access) != was:
+        name = (found or mask_place(picture)).name
+        raise Changed(f"{name} was changed meanwhile; look at the picture again, and paint anew.")
+    before = _content(found)
     with written_whole(earlier) as temporary:
-        temporary.write_bytes(content)
+        temporary.write_bytes(before)
+    place = found if found and found.suffix.lower() == ".png" else mask_place(picture)
+    if content:
+        with written_whole(place) as temporary:
+            temporary.write_bytes(content)
+    if found and not (content and found == place):
+        found.unlink(missing_ok=True)
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path | None) -> bytes:
     """Read a file, b"" where there is none."""
     try:
-        return read_file(path)
+        return read_file(path) if path else b""
     except FileNotFoundError:
         return b""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...common.access import ANYWHERE, Access
 from ...common.files import open_file, written_whole
 from ...common.json_files import MEBIBYTE, parse_json
 from ...common.values import is_number, read_object
@@ -45,9 +46,11 @@ class OwnSettings:
 OwnFile = dict[str, OwnSettings]  # by the name of the picture
 
 
-def read_own(folder: Path) -> tuple[OwnFile, str]:
+def read_own(folder: Path, access: Access = ANYWHERE) -> tuple[OwnFile, str]:
     """Read the file of a folder, and the sha256 of its bytes; ({}, "") without one. Raises ValueError and OSError."""
     path = folder / OWN_FILE
+    if not access.allows(path):
+        raise ValueError(f"{path} is a link to a place that may not be read; put the file itself there.")
     try:
         with open_file(path) as file:
             content = file.read(LARGEST + 1)
@@ -85,14 +88,16 @@ def own_of(value: Any, where: str) -> OwnSettings:
     return OwnSettings(leave_out=leave_out, role=role, repeats=repeats, focus=_focus(value.get("focus"), where))
 
 
-def write_own(folder: Path, changes: Mapping[str, OwnSettings], read: str) -> tuple[dict[str, Any], str]:
+def write_own(
+    folder: Path, changes: Mapping[str, OwnSettings], read: str, access: Access = ANYWHERE
+) -> tuple[dict[str, Any], str]:
     """Change what the file sets for some pictures, atomically; return what it set before, and its new sha256.
 
     read: sha256 of the file that the change is made of. Raises Changed where it is another one by now, and ValueError
     for too many pictures. Without any picture there is no file.
     """
     path = folder / OWN_FILE
-    known, now = read_own(folder)
+    known, now = read_own(folder, access)
     if now != read:
         raise Changed(f"{path} was changed meanwhile; look at the picture again, and repeat your change.")
     before = {name: known.get(name, OwnSettings()).to_dict() for name in changes}
