@@ -11,6 +11,7 @@ const KINDS = {
   encoded: t("encoded pictures and captions"),
   pictures: t("pictures of the graph"),
   loras: t("LoRAs of the graph"),
+  undo: t("for undo, which Clear ends"),
 };
 
 /** @param {string} text @param {string | false} [name] @param {() => void} [act] */

@@ -1,4 +1,4 @@
-"""What the pack keeps in ComfyUI's user folder: encoded pictures and captions, pictures and LoRAs of the graph."""
+"""What the pack keeps in ComfyUI's user folder: what is encoded, pictures and LoRAs of the graph, what undo needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...trainer_core.common.files import folder_size
 from ...trainer_core.common.leftovers import leftovers, sweep, unfinished
 from . import folders
 
-UNUSED = 30 * 86400  # seconds after which pictures and LoRAs of the graph are deleted
+UNUSED = 30 * 86400  # seconds after which all but the cache is deleted
 IN_USE = 86400  # seconds for which they stay, whatever the limit: a workflow that is open may need them
 
 
@@ -23,13 +23,14 @@ def sizes() -> dict[str, int]:
         "encoded": folder_size(folders.cache_folder()),
         "pictures": folder_size(folders.pictures_folder()) + folder_size(folders.drawn_folder()),
         "loras": folder_size(folders.loras_folder()),
+        "undo": sum(map(folder_size, (folders.journal_folder(), folders.earlier_folder(), folders.written_folder()))),
     }
 
 
 def room_for_cache() -> int:
     """Compute the bytes that the limit leaves for encoded pictures and captions; 0 for any number."""
     limit, known = folders.kept_limit(), sizes()
-    return max(limit - known["pictures"] - known["loras"], 1) if limit else 0
+    return max(limit - sum(known.values()) + known["encoded"], 1) if limit else 0
 
 
 def mark_used(paths: Iterable[Path]) -> None:
@@ -47,7 +48,7 @@ def mark_used(paths: Iterable[Path]) -> None:
 
 
 def make_room() -> None:
-    """Delete pictures and LoRAs of the graph: those not used for a month, then the oldest above the limit."""
+    """Delete what the graph made and undo needs: what was not used for a month, then the oldest above the limit."""
     sweep([folders.loras_folder()])
     limit, now = folders.kept_limit(), time.time()
     ages = sorted(((now - _used(path), path) for path in _entries()), key=lambda each: each[0])
@@ -84,7 +85,7 @@ def clear() -> None:
     """Delete all that is kept; what another ComfyUI has open stays."""
     from ...trainer_core.data.cache import Cache  # here, so that ComfyUI starts fast
 
-    for path in _entries():
+    for path in [*_entries(), *folders.journal_folder().glob("*.jsonl")]:
         _delete(path)
     with Cache(folders.cache_folder(), limit=1) as cache:
         cache.prune()
@@ -105,7 +106,9 @@ def _makers() -> dict[Path, str]:
 
 
 def _entries() -> list[Path]:
-    return [path for place in _makers() if place.is_dir() for path in place.iterdir()]
+    earlier = folders.earlier_folder()
+    places = [*_makers(), earlier / "masks", earlier / "settings", folders.written_folder()]
+    return [path for place in places if place.is_dir() for path in place.iterdir()]
 
 
 def _used(path: Path) -> float:

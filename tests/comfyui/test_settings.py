@@ -83,8 +83,13 @@ def test_all_that_is_kept_shares_one_limit(comfy: ComfyClient, server: ComfyServ
         (folder / "a.png").write_bytes(bytes(1_000_000))
     lora.parent.mkdir(exist_ok=True)
     lora.write_bytes(bytes(1_000_000))
+    masks, change = kept / "earlier" / "masks", kept / "captions" / "0000000001.jsonl"
+    unused = [masks / "a.png", kept / "earlier" / "settings" / "a.json", kept / "written" / "a.jsonl"]
+    for path in (*unused, change, masks / "b.png"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1_000))
     now = time.time()
-    for days, path in ((2, old), (3, lora), (40, forgotten)):
+    for days, path in ((2, old), (3, lora), (40, forgotten), *((40, each) for each in unused)):
         os.utime(path, (now - days * 86400, now - days * 86400))
     folder = draw_pictures(server.base / "input" / "shares_one_limit")
 
@@ -100,7 +105,8 @@ def test_all_that_is_kept_shares_one_limit(comfy: ComfyClient, server: ComfyServ
     assert today.exists() and not old.exists()
     sizes = comfy.get("/atelier/kept")["sizes"]
     assert sizes["pictures"] == 1_000_000 and sizes["loras"] == 0 and sizes["encoded"] > 0
+    assert sizes["undo"] == 2_000 and not any(each.exists() for each in unused)
     cleared = answer_of(comfy.request("/atelier/kept/clear", {}))
-    assert cleared["sizes"] == {"encoded": 0, "pictures": 0, "loras": 0} and not cached(server)
+    assert cleared["sizes"] == {"encoded": 0, "pictures": 0, "loras": 0, "undo": 0} and not cached(server)
     run(0.002)
     shutil.rmtree(folder)
