@@ -168,11 +168,7 @@ def _describe(dataset: DatasetConfig, number: int) -> dict[str, Any]:
     concept = dataset.concepts[number]
     elsewhere = where_captions_are(concept)
     if not elsewhere and not folders.writable().allows(concept.folder):
-        elsewhere = say(
-            "{0} lies outside ComfyUI's input, output and datasets folders, where nothing is written; copy the "
-            "pictures into input to change captions.",
-            concept.folder,
-        )
+        elsewhere = folders.only_read(concept.folder)
     return {
         "folder": concept.folder,
         "name": Path(concept.folder).name,

@@ -236,10 +236,7 @@ def ask(
     files = files_of(dataset, _pictures(dataset, node), folders.access())
     allowed = folders.writable()
     if outside := next((file.path for file in files if not allowed.allows(file.path)), None):
-        raise ValueError(
-            f"{title} writes into ComfyUI's input, output and datasets folders alone, and {outside.parent} is none of "
-            "them; copy the pictures into input."
-        )
+        raise ValueError(folders.only_read(outside.parent))
     job = writing.digest_of_way(hidden.dynprompt, answer, existing=existing, **values)
     journal = journal_of(folders.written_folder(), dataset, job)
     journal.shorten()

@@ -26,6 +26,7 @@ from server import PromptServer
 from ...trainer_core.common.access import Access, access_to, real_path
 from ...trainer_core.common.callbacks import Callbacks
 from ...trainer_core.common.values import is_number
+from ...trainer_core.common.wording import say
 from ...trainer_core.config import ConceptConfig, DatasetConfig
 from ...trainer_core.config.saves import LONGEST, plain_name
 from ...trainer_core.models.files.safetensors_file import is_readable
@@ -200,8 +201,15 @@ def changeable_folder(folder: str) -> Path:
     """Find the folder of Concept Dataset in which a page changes files; ValueError for one that is only read."""
     place = find_folder(folder, "Concept Dataset")
     if not writable().allows(place):
-        raise ValueError(f"Files in {place} are only read; copy the folder into input, and set folder to the copy.")
+        raise ValueError(only_read(place))
     return place
+
+
+def only_read(place: Path | str) -> str:
+    """Say that nothing is written into a folder."""
+    return say(
+        "Files in {0} are only read. Copy the folder into input, and set folder of Concept Dataset to the copy.", place
+    )
 
 
 def earlier_folder() -> Path:

@@ -100,11 +100,11 @@ def test_a_preview_opens_all_its_folders_and_odd_places_say_why(
     graph["sheet"] = node("AtelierDatasetPreview", dataset=["second", 0], resolution=64, **values)
     opened = ask(comfy, "open", graph, of="sheet", plan="sheet")
     assert {each["concept"] for each in opened["pictures"]} == {0, 1}
-    assert opened["concepts"]["0"]["elsewhere"] == "" and "lies outside" in opened["concepts"]["1"]["elsewhere"]
+    assert opened["concepts"]["0"]["elsewhere"] == "" and "are only read" in opened["concepts"]["1"]["elsewhere"]
     example = next(each for each in opened["pictures"] if each["concept"] == 1)
     asked = [[1, example["name"], example["seen"]]]
     refused = ask(comfy, "edit", graph, "sheet", "sheet", pictures=asked, operation={"kind": "text", "text": "x"})
-    assert refused["status"] == 409 and "lies outside" in refused["error"]
+    assert refused["status"] == 409 and "are only read" in refused["error"]
 
     alone = {"data": concept(pictures.name)}
     assert "No Train LoRA is linked" in ask(comfy, "open", alone, plan="")["remark"]

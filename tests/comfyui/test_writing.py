@@ -162,7 +162,7 @@ def test_what_cannot_be_written_gets_one_sentence(comfy: ComfyClient, greys: Pat
     assert "texts of Write Captions sees no picture of Dataset Pictures; link" in said(blind)
     example = graph(greys)
     example["data"] = concept("atelier:concept_example")
-    assert "Write Captions writes into ComfyUI's input, output and datasets folders alone" in said(example)
+    assert "are only read. Copy the folder into input, and set folder of Concept Dataset to the copy." in said(example)
     named = graph(greys)
     named["data"] = concept(greys.name, captions_from="file_name")
     assert "Concept 1 takes its captions from file_name, not from texts beside its pictures; set captions_from" in said(
