@@ -348,8 +348,8 @@ class ObjectiveConfig(Config):
     )
     odd_pictures: Literal["name", "leave_out"] = row(
         "name",
-        "Pictures whose loss stands out from their concept twice, at looks 8 visits apart, as of a pattern or a wrong "
-        "caption. name (default): the report names them. leave_out: they teach nothing from then on.",
+        "What happens to a picture whose loss stands out twice, at looks 8 visits apart. name (default): the report "
+        "names it. leave_out: it teaches nothing from then on.",
         advanced=True,
         optional=True,
     )
