@@ -16,9 +16,9 @@ from ..trainer_core.data.written import (
     one_caption,
     open_files,
     pictures_to_see,
+    put_text,
     texts_of,
     write_mask,
-    write_text,
 )
 from .comfyui import folders, writing
 from .comfyui.progress import scan_callbacks
@@ -160,7 +160,7 @@ class AtelierWriteCaptions(Node):
         def written(file: WrittenFile, answer: list[Any]) -> bool:
             text = one_caption(" ".join(map(str, answer)), prefix)
             if text:
-                write_text(file, text, existing)
+                put_text(file, text, existing)
             return bool(text)
 
         return ask(cls.hidden, CAPTIONS, "texts", dataset, existing, texts_of, written, prefix=prefix)

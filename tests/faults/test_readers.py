@@ -62,7 +62,7 @@ KNOWN = {
     "trainer_core/data/scan/caption_tables.py": {"read_caption": "caption", "read_table": "table"},
     "trainer_core/data/scan/index.py": {"work": "picture", "_load": OURS},
     "trainer_core/data/scan/own_file.py": {"read_own": "settings of single pictures", "_kept": OURS},
-    "trainer_core/data/written.py": {"__init__": OURS, "add": OURS, "write_text": "caption"},
+    "trainer_core/data/written.py": {"__init__": OURS, "add": OURS, "put_text": "caption"},
     "trainer_core/lora_files/read.py": {"_adapter": "LoRA"},
     "trainer_core/lora_files/write.py": {
         **dict.fromkeys(("_write_ordered", "save_embeddings", "verify_lora", "file_hashes"), OURS),

@@ -114,7 +114,7 @@ def appended(before: str, line: str) -> str:
     return before + (" " if before.endswith((".", "!", "?", "。")) else ", " if before else "") + line
 
 
-def write_text(file: WrittenFile, text: str, existing: ExistingFile) -> None:
+def put_text(file: WrittenFile, text: str, existing: ExistingFile) -> None:
     """Write a caption atomically, as a run reads it; raises ValueError where that fails, also of one there, OSError."""
     if existing == "append" and file.path.is_file():
         text = appended(read_text(file.path, file.captions.encoding), text)

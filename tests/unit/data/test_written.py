@@ -9,7 +9,7 @@ from lora_atelier.trainer_core.common.access import ANYWHERE
 from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
 from lora_atelier.trainer_core.data.scan import Index
-from lora_atelier.trainer_core.data.written import WrittenFile, pictures_to_see, texts_of, write_text
+from lora_atelier.trainer_core.data.written import WrittenFile, pictures_to_see, put_text, texts_of
 
 
 def found_in(folder: Path, **concept: object) -> list[WrittenFile]:
@@ -34,10 +34,10 @@ def test_no_caption_is_written_over_what_is_no_text(folder: Path, ending: str) -
 def test_a_caption_is_written_in_the_encoding_in_which_it_is_read(folder: Path) -> None:
     (folder / "a.txt").write_bytes("Café.".encode("cp1252"))
     (file,) = found_in(folder, captions=CaptionConfig(encoding="cp1252"))
-    write_text(file, "Grün", "append")
+    put_text(file, "Grün", "append")
     assert (folder / "a.txt").read_bytes() == "Café. Grün\n".encode("cp1252")
     with pytest.raises(ValueError, match="cannot be written as cp1252; set"):
-        write_text(file, "猫", "replace")
+        put_text(file, "猫", "replace")
     assert (folder / "a.txt").read_bytes() == "Café. Grün\n".encode("cp1252")
 
 
