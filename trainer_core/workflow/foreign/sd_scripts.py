@@ -189,7 +189,7 @@ FLOWS = {  # of the families of sd-scripts
     "hunyuan_image": Flow(shift=5.0, weighs=False),
     "anima": Flow("sigmoid"),
 }
-TRAINED_TEXTS = {"flux": 1, "sd3": 2, "lumina2": 1, "anima": 1}  # so many of a family, unless it is switched off
+TRAINED_TEXTS = {"flux": 1, "sd3": 2, "lumina2": 1, "anima": 1}  # how many of a family, unless it is switched off
 WITH_T5 = ("flux", "sd3")  # which has a switch of its own
 WEIGHED = {"sigma_sqrt": "sigma_sqrt", "cosmap": "cos_map"}
 CAPTIONS: dict[str, tuple[str, Convert]] = {  # of a folder -> field of its captions
