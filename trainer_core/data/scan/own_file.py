@@ -91,7 +91,7 @@ def own_of(value: Any, where: str) -> OwnSettings:
 def write_own(
     folder: Path, changes: Mapping[str, OwnSettings], read: str, access: Access = ANYWHERE
 ) -> tuple[dict[str, Any], str]:
-    """Change what the file sets for some pictures, atomically; return what it set before, and its new sha256.
+    """Change what the file sets for some pictures, atomically: what it set before, and its new sha256.
 
     read: sha256 of the file that the change is made of. Raises Changed where it is another one by now, and ValueError
     for too many pictures. Without any picture there is no file.
@@ -100,8 +100,11 @@ def write_own(
     known, now = read_own(folder, access)
     if now != read:
         raise Changed(f"{path} was changed meanwhile; look at the picture again, and repeat your change.")
-    before = {name: known.get(name, OwnSettings()).to_dict() for name in changes}
-    after = {name: each.to_dict() for name, each in (known | dict(changes)).items()}
+    # An entry of another case, or with accents written apart, is the picture's own unless it names another file.
+    entries = {name: entry for name, entry in find_own(known, [*changes]).items() if _is_one(folder, name, entry)}
+    before = {name: known.get(entries.get(name, name), OwnSettings()).to_dict() for name in changes}
+    others = {name: each for name, each in known.items() if name not in entries.values()}
+    after = {name: each.to_dict() for name, each in (others | dict(changes)).items()}
     after = {name: each for name, each in sorted(after.items()) if each}
     text = json.dumps({"pictures": after}, ensure_ascii=False, indent=1).encode()
     if len(after) > MOST_ENTRIES or len(text) > LARGEST:
@@ -112,6 +115,11 @@ def write_own(
     with written_whole(path) as temporary:
         temporary.write_bytes(text)
     return before, hashlib.sha256(text).hexdigest()
+
+
+def _is_one(folder: Path, name: str, entry: str) -> bool:
+    own, other = folder / name, folder / entry
+    return name == entry or not other.is_file() or (own.is_file() and other.samefile(own))
 
 
 def remember(path: Path, before: Mapping[str, Any]) -> None:

@@ -182,3 +182,16 @@ def test_changes_are_written_whole_and_undone_and_never_over_another_change(fold
     assert read_own(folder) == ({"a.png": OwnSettings(repeats=3, focus=(0.25, 1.0))}, third) and third == first
     write_own(folder, {"a.png": OwnSettings()}, third)
     assert not (folder / OWN_FILE).exists() and read_own(folder) == ({}, "")
+
+
+def test_an_entry_of_another_case_is_changed_unless_it_is_of_another_picture(tmp_path: Path) -> None:
+    for name in ("cat.png", "DOG.png", "dog.png"):
+        (tmp_path / name).touch()
+    _, read = write_own(tmp_path, {name: OwnSettings(repeats=2) for name in ("Cat.png", "DOG.png")}, "")
+    before, read = write_own(tmp_path, {"cat.png": OwnSettings(), "dog.png": OwnSettings(leave_out=True)}, read)
+    assert before["cat.png"] == {"repeats": 2}
+    two_files = len(list(tmp_path.glob("*.png"))) == 3  # where the case of a name tells files apart
+    assert read_own(tmp_path)[0] == {
+        **({"DOG.png": OwnSettings(repeats=2)} if two_files else {}),
+        "dog.png": OwnSettings(leave_out=True),
+    }
