@@ -208,7 +208,8 @@ def changeable_folder(folder: str) -> Path:
 def only_read(place: Path | str) -> str:
     """Say that nothing is written into a folder."""
     return say(
-        "Files in {0} are only read. Copy the folder into input, and set folder of Concept Dataset to the copy.", place
+        "Files in {0} are only read. Copy the folder into input, and set folder of Concept Dataset to the copy.",
+        str(place),
     )
 
 
