@@ -9,7 +9,7 @@ import { t, told } from "./words.js";
 // change is written at once, and can be undone. The server draws the picture and computes the crop, as a run does.
 
 /** @typedef {{ leave_out?: boolean, role?: string, repeats?: number, focus?: [number, number] | null }} Entry */
-/** @typedef {{ folder: string, picture: string, entry?: Entry, resolution?: string }} Shown */
+/** @typedef {{ folder: string, picture: string }} Shown */
 /**
  * @typedef {{ own: Entry, before: Entry | null, read: string, width: number, height: number, frame: number[],
  *   mask: string, earlier: boolean }} Known
@@ -27,16 +27,9 @@ const INPUT = "padding:3px;border-radius:4px;border:1px solid var(--border-color
   "color:var(--input-text);font:13px sans-serif";
 let count = 0; // of tools, for ids
 
-// Show a picture with its tools in an element; changed: called with what is set, after each change.
-/** @param {HTMLElement} host @param {Shown} shown @param {(entry: Entry) => void} [changed] */
-export function pictureTools(host, shown, changed = () => {}) {
-  const tools = new Tools(host, shown, changed);
-  tools.load();
-  return tools;
-}
-
+// A picture with its tools, in an element.
 class Tools {
-  #host; #shown; #changed;
+  #host; #shown;
   /** @type {Known | null} */
   #known = null;
   /** @type {(() => Promise<void>)[]} */
@@ -58,11 +51,10 @@ class Tools {
   #said = make("div", "font:12px/16px sans-serif;min-height:16px;overflow-wrap:anywhere");
   #back; #earlier; #middle; #paint;
 
-  /** @param {HTMLElement} host @param {Shown} shown @param {(entry: Entry) => void} changed */
-  constructor(host, shown, changed) {
+  /** @param {HTMLElement} host @param {Shown} shown */
+  constructor(host, shown) {
     this.#host = host;
     this.#shown = shown;
-    this.#changed = changed;
     const name = `atelier-picture-${++count}`;
     this.#over.setAttribute("style", "position:absolute;inset:0;width:100%;height:100%;pointer-events:none");
     this.#field.append(this.#image, this.#over);
@@ -106,7 +98,7 @@ class Tools {
     for (const kind of ["keydown", "keyup", "wheel", "paste", "copy"])
       box.addEventListener(kind, (event) => event.stopPropagation()); // the canvas has keys and a wheel of its own
     host.replaceChildren(box);
-    this.#show(shown.entry ?? {});
+    this.#show({});
   }
 
   // What was set before a change of an earlier visit to this picture, unless this one has changed something.
@@ -117,7 +109,7 @@ class Tools {
   // Read what is set for the picture, and how it looks.
   async load() {
     const { folder, picture } = this.#shown;
-    const answer = await this.#ask("one", { resolution: this.#shown.resolution });
+    const answer = await this.#ask("one", {});
     if (answer.error) return this.#say(answer.error);
     this.#known = answer;
     const asked = new URLSearchParams({ folder, picture, of: answer.mask });
@@ -196,7 +188,7 @@ class Tools {
     });
   }
 
-  // Write what is set, and return what was; null where nothing was written.
+  // Write what is set. The result is what was set before; null where nothing was written.
   /** @param {Entry} own @returns {Promise<Entry | null>} */
   async #write(own) {
     const { picture } = this.#shown, known = /** @type {Known} */ (this.#known);
@@ -206,8 +198,6 @@ class Tools {
       return null;
     }
     this.#changes += 1;
-    const { leave_out, role, repeats, focus } = own;
-    this.#changed({ leave_out, role, repeats, focus });
     return answer.before[picture];
   }
 
@@ -270,14 +260,12 @@ class Tools {
       }
       this.#changes += 1;
       this.#undo.push(() => this.#swapMask());
-      this.#changed(this.#known?.own ?? {});
     });
   }
 
   async #swapMask() {
     const answer = await this.#ask("mask/undo", { was: this.#known?.mask ?? "" });
     if (answer.error) this.#wrong = answer.error;
-    else this.#changed(this.#known?.own ?? {});
   }
 }
 
@@ -309,7 +297,7 @@ export async function openPictures(folder, first, closed) {
   list.setAttribute("aria-label", t("Picture"));
   list.append(...names.map((name) => makeChoice(name, name)));
   if (first !== undefined && names.includes(first)) list.value = first;
-  const show = () => void pictureTools(host, { folder, picture: list.value });
+  const show = () => void new Tools(host, { folder, picture: list.value }).load();
   /** @param {number} by */
   const turn = (by) => {
     list.selectedIndex = (list.selectedIndex + by + names.length) % names.length;
