@@ -72,13 +72,20 @@ ALONE = """id => {
 
 # The renderer that a newcomer of each frontend sees; the other two pairs are for --thorough, beyond first sight.
 STARTS_WITH = {"comfyui": "litegraph", "newest": "vue"}
-# Tests whose answer is the server's or our page's, the same on both, and the frontend that they have in every run.
-ONCE = {
-    "test_every_preset_is_set_as_its_table_says": "newest",
-    "test_a_subgraph_shows_its_run_outside_also_after_comfyui_was_killed": "newest",
-    "test_what_a_restart_cut_off_is_offered_until_it_is_answered": "comfyui",
-    "test_of_several_datasets_the_one_whose_folder_is_named_is_meant": "newest",
-}
+# What a frontend does in its own way, which both show in every run: all that opens, each node with its values, what the
+# page touches, a sentence on a node and outside of a subgraph, a node that draws, a run, what is dropped on the canvas.
+ON_BOTH = (
+    "test_first_sight",
+    "test_frontend",
+    "test_a_failure_stands_on_its_node_until_it_is_mended",
+    "test_a_failure_in_a_subgraph_stands_on_its_outside_too",
+    "test_the_node_draws_the_curve_that_its_widgets_describe",
+    "test_train_lora_offers_what_can_be_done_and_what_comes_next",
+    "test_a_drop_becomes_a_folder_that_the_node_reads",
+    "test_a_dropped_file_becomes_a_graph_with_a_report",
+)
+# Of all others the answer is the server's or our page's: one frontend shows it, which is the newest but for these.
+ON_COMFYUIS = ("test_what_a_restart_cut_off_is_offered_until_it_is_answered",)
 # Tests of values alone: the renderer that draws them is the quicker one, on both frontends.
 OF_VALUES = (
     "test_every_node_and_option_queues_what_it_shows_also_when_opened_again",
@@ -87,9 +94,10 @@ OF_VALUES = (
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:
-    """Run what concerns both renderers in one of them on each frontend, so that both are seen in every run."""
-    chosen = item.callspec.params
-    if ONCE.get(item.originalname, chosen.get("server")) != chosen.get("server"):
+    """Leave to --thorough what another frontend or renderer proves again."""
+    chosen, names = item.callspec.params, {item.path.stem, item.originalname}
+    once = "comfyui" if item.originalname in ON_COMFYUIS else "newest"
+    if names.isdisjoint(ON_BOTH) and chosen.get("server", once) != once:
         item.add_marker(pytest.mark.thorough)
     fixed = any(mark.args[0] == "opened" and len(mark.args[1]) == 1 for mark in item.iter_markers("parametrize"))
     if fixed or item.path.stem == "test_first_sight" or "opened" not in chosen:
