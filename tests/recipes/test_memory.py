@@ -218,6 +218,14 @@ def test_what_comes_and_goes_beside_the_computing_is_there_in_time(plain, card, 
     assert difference(passes(prepared, context, device=card), plain) < 1e-5
 
 
+def test_small_weights_come_and_go_as_those_of_this_device(card):  # noqa: F811
+    def passes_on(device):
+        memory = MemoryConfig(checkpointing="full", offload_weights="all")
+        return passes(lambda unet: prepare(model_of(unet), memory, "float8", device, Stream(device)), device=device)
+
+    assert difference(passes_on(card), passes_on(CPU)) < 1e-5
+
+
 def test_what_is_overwritten_on_its_way_to_ram_counts_as_it_was(card):  # noqa: F811
     x = torch.full((100,), 3.0).to(card).requires_grad_()
     with copied_before_written():
