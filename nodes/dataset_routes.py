@@ -118,9 +118,7 @@ def answer_open(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
     from ..trainer_core.data.scan import Index, scan
     from ..trainer_core.preflight.pictures import list_shown
 
-    for number in opened.concepts:
-        if folders.holds_more(opened.dataset.concepts[number].folder, MOST_FILES):
-            raise ValueError(say("The folder holds more than {0} files; divide it into several.", MOST_FILES))
+    _refuse_many(opened)
     defaults, remark = _defaults(question["prompt"], opened)
     dataset = fill_dataset(_lenient(opened), defaults)
     train = fill_train(opened.train, defaults).replace(epochs=1)
@@ -142,6 +140,11 @@ def answer_open(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
         "left_out": [f"{printable(file.name)}: {file.why}" for file in left],
         "last": _journal().last(_folders(opened)),
     }
+
+
+def _refuse_many(opened: Opened) -> None:
+    for number in opened.concepts:
+        folders.refuse_many(opened.dataset.concepts[number].folder, MOST_FILES)
 
 
 def _lenient(opened: Opened) -> DatasetConfig:
@@ -228,6 +231,7 @@ def answer_edit(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
     from ..trainer_core.data.edits import Meanwhile, Rewritten, encoded
 
     chosen, operation = _pictures(opened, question.get("pictures")), _operation(question.get("operation"))
+    _refuse_many(opened)
     files = _files(opened, list(chosen))
     new = _edited(opened, files, operation)
     changed = {key: text for key, text in new.items() if text != files[key].text}
@@ -259,11 +263,12 @@ def answer_undo(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
     number, chosen = question.get("number"), _pictures(opened, question.get("pictures"))
     if not isinstance(number, str):
         raise Refused("number must be that of a change.", 400)
+    _refuse_many(opened)
     known = {file.path: chosen[key] for key, file in _files(opened, list(chosen)).items()}
     try:
         undone = _journal().undo(_folders(opened), number, known, leave=question.get("leave") is True)
     except Meanwhile as problem:
-        return _asked(problem, {file.path: key for key, file in _all_files(opened).items()})
+        return _asked(problem, {file.path: key for key, file in _files_at(opened, problem.files).items()})
     return _now(opened, undone["files"]) | {"count": undone["count"]}
 
 
@@ -296,14 +301,15 @@ def _files(opened: Opened, chosen: Sequence[Key]) -> Mapping[Key, CaptionFile]:
     return chosen_files(opened.dataset.concepts, folders.access(), chosen)
 
 
-def _all_files(opened: Opened) -> dict[Key, CaptionFile]:
+def _files_at(opened: Opened, places: Collection[Path]) -> dict[Key, CaptionFile]:
+    """Read the captions at some places, of each picture that has one there."""
     from ..trainer_core.preflight.pictures import caption_files
 
     concepts = opened.dataset.concepts
     return {
         (number, name): file
         for number in opened.concepts
-        for name, file in caption_files(concepts[number], folders.access()).items()
+        for name, file in caption_files(concepts[number], folders.access(), lambda _, path: path in places).items()
     }
 
 
@@ -321,8 +327,7 @@ def _edited(opened: Opened, files: Mapping[Key, CaptionFile], operation: Operati
 
 def _now(opened: Opened, changed: Collection[Path]) -> dict[str, Any]:
     """Describe for the page the captions of changed files as they are now, and the newest change there is."""
-    paths = set(changed)
-    now = [[*key, file.text, file.seen] for key, file in _all_files(opened).items() if file.path in paths]
+    now = [[*key, file.text, file.seen] for key, file in _files_at(opened, set(changed)).items()]
     return {"now": now, "last": _journal().last(_folders(opened))}
 
 

@@ -24,7 +24,7 @@ from .comfyui.server import Refused
 
 LARGEST_CHANGE = 2**22  # bytes of a question that changes many pictures
 LARGEST_MASK = 2**25  # bytes of one that holds a mask
-MOST_NAMES = 20_000  # pictures of a folder that are listed
+MOST_NAMES = 20_000  # files of a folder whose pictures are listed; pictures that are changed at once
 SIDE = 1024  # pixels: the longest side of a picture in the page
 USUAL = "1024"  # the resolution for which the crop's frame is shown, where none is known
 SOON = 5.0  # seconds to wait for another change
@@ -91,10 +91,11 @@ def names_of(_: dict[str, Any], folder: Path) -> dict[str, Any]:
     from ..trainer_core.data.masks import is_mask_name
     from ..trainer_core.data.scan import list_files
 
+    folders.refuse_many(folder, MOST_NAMES)
     endings = picture_extensions()
     found = (file for file in list_files(folder, True, folders.access()) if not file.ignored)
     names = [file.name for file in found if file.extension in endings and not is_mask_name(file.name, None)]
-    return {"names": names[:MOST_NAMES]}
+    return {"names": names}
 
 
 def look_at(question: dict[str, Any], picture: Path) -> dict[str, Any]:
@@ -137,11 +138,13 @@ def set_own(question: dict[str, Any], folder: Path) -> dict[str, Any]:
     To write `before` with the new `read` undoes it.
     """
     from ..trainer_core.data.scan import Changed, own_of, write_own
-    from ..trainer_core.data.scan.own_file import remember
+    from ..trainer_core.data.scan.own_file import is_outside, remember
 
     pictures, read = question.get("pictures"), question.get("read")
     if not isinstance(pictures, dict) or not isinstance(read, str) or not pictures:
         raise Refused("pictures must be an object of pictures, and read the sha256 of the file, or empty.", 400)
+    if len(pictures) > MOST_NAMES or any(map(is_outside, pictures)):
+        raise Refused(f"pictures must be at most {MOST_NAMES} names of pictures inside the folder.", 400)
     changes = {name: own_of(value, name) for name, value in pictures.items()}
     for name, own in changes.items():
         if own.to_dict():  # what is no longer set may be of a picture that is gone

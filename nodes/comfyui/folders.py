@@ -281,7 +281,13 @@ def new_folder(name: str) -> str:
     raise ValueError(f"input has {MOST_ALIKE} folders named {plain} already; give the pictures' folder another name.")
 
 
-def holds_more(folder: str, most: int) -> bool:
+def refuse_many(folder: Path | str, most: int) -> None:
+    """Raise ValueError for an allowed folder with more than `most` files in it and in those inside it."""
+    if holds_more(folder, most):
+        raise ValueError(say("The folder holds more than {0} files; divide it into several.", most))
+
+
+def holds_more(folder: Path | str, most: int) -> bool:
     """Tell whether an allowed folder and those inside it hold more than `most` files; looks at no more than that."""
     names = (name for _, _, files in os.walk(folder) for name in files)
     return next(itertools.islice(names, most, None), None) is not None

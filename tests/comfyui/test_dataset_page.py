@@ -129,3 +129,17 @@ def test_a_preview_opens_all_its_folders_and_odd_places_say_why(
     for odd in ({"folder": "/etc", "name": "passwd"}, {"folder": folder, "name": "../../../x.png"}, {"folder": folder}):
         status, answer = send(comfy, "/atelier/dataset/picture?" + urlencode(odd))
         assert status == 409 and answer["error"], odd
+
+
+def test_a_folder_of_more_pictures_than_a_page_shows_is_not_listed(comfy: ComfyClient, pictures: Path) -> None:
+    for number in range(20_001):
+        (pictures / f"x{number}.png").touch()
+    graph, written = train_graph(pictures.name), {"kind": "text", "text": "x"}
+    for name, more in (
+        ("open", {}),
+        ("edit", {"pictures": [[0, "0.png", ""]], "operation": written, "dry": True}),
+        ("undo", {"number": "1", "pictures": []}),
+    ):
+        refused = ask(comfy, name, graph, **more)
+        assert refused["status"] == 409 and "holds more than 20000 files" in refused["error"], refused
+    assert send(comfy, "/atelier/pictures/names", {"folder": pictures.name})[0] == 409

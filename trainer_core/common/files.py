@@ -194,6 +194,14 @@ def short_hash(path: Path) -> str:
         return hashlib.sha256(file.read(0x10000)).hexdigest()[:8]
 
 
+def keep_newest(folder: Path, most: int) -> None:
+    """Delete the files of a folder but for the newest ones."""
+    files = [entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
+    for entry in sorted(files, key=lambda entry: entry.stat().st_mtime_ns)[: max(0, len(files) - most)]:
+        with suppress(FileNotFoundError, PermissionError):  # by another process; open elsewhere
+            os.remove(entry.path)
+
+
 def folder_size(folder: Path) -> int:
     """Sum the bytes of all files below a folder; links are not followed, files that cannot be seen count 0."""
     total = 0

@@ -38,7 +38,7 @@ def parse_resolution(text: str) -> Resolution:
     """Read "512" (buckets of about 512 x 512 pixels) or "640x384" (exactly this size); raises ValueError."""
     sides = text.strip().lower().split("x")
     if len(sides) > 2 or not all(re.fullmatch("[0-9]{1,9}", side) and int(side) for side in sides):
-        raise ValueError(f"The resolution {text!r} is invalid; write a number as 512 or a size as 640x384.")
+        raise ValueError(f"The resolution {text[:40]!r} is invalid; write a number as 512 or a size as 640x384.")
     return Resolution(width=int(sides[0]), height=int(sides[-1]), fixed=len(sides) == 2)
 
 

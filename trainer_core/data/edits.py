@@ -24,8 +24,10 @@ from ..common.values import is_count, is_object, is_text, is_texts, is_time, unf
 from ..common.wording import say
 from ..config import CaptionConfig, setting
 from .captions import FIXED_SEPARATOR, split_tags
+from .scan.caption_files import TEXT_LIMIT, caption_lines, read_bytes
 
 LARGEST_TEXT = 2**17  # characters of a caption, as of a line that is read
+LONGEST_FIND = 1000  # characters that are looked for: a search takes their number times the text's
 LARGEST_ENTRY = 2**27  # bytes of a change in the journal
 MOST_BYTES, MOST_CHANGES = 2**28, 1000  # of the journal; the oldest changes are forgotten
 LOCK_SECONDS = 20.0  # how long a change waits for another one
@@ -50,6 +52,8 @@ class Operation:
             raise ValueError(f"kind is {self.kind!r:.80}; it must be text, find, {', '.join(_OF_TAGS)}.")
         if max(len(self.text), len(self.find)) > LARGEST_TEXT:
             raise ValueError(f"A caption holds at most {LARGEST_TEXT:,} characters; shorten it.")
+        if len(self.find) > LONGEST_FIND:
+            raise ValueError(say("At most {0} characters are looked for; write fewer.", LONGEST_FIND))
         if self.kind in ("find", "remove", "replace") and not self.find.strip():
             raise ValueError(say("Nothing is looked for; write a text or a tag."))
         if self.kind == "add" and not self.text.strip():
@@ -59,14 +63,33 @@ class Operation:
 def edited(texts: Sequence[str], operation: Operation, captions: CaptionConfig) -> list[str]:
     """Compute what an operation makes of the texts of caption files; lines that it does not concern stay as they are.
 
-    Tags are those that a run shuffles: between separators, and around |||, whose sections stay apart.
+    Tags are those that a run shuffles: between separators, and around |||, whose sections stay apart. Raises ValueError
+    before a text, or all that change, are longer than a run reads and the journal takes.
     """
-    if operation.kind == "text":
-        return [operation.text] * len(texts)
-    if operation.kind == "find":
-        return [_found(text, operation) for text in texts]
-    counts = Counter(tag.casefold() for text in texts for part in _sections(text) for tag in _tags(part, captions))
-    return [_each_line(text, operation, captions, counts) for text in texts]
+    counts: Mapping[str, int] = {}
+    if operation.kind == "sort":
+        counts = Counter(tag.casefold() for text in texts for part in _sections(text) for tag in _tags(part, captions))
+    found, left = list[str](), LARGEST_ENTRY
+    for text in texts:
+        if operation.kind == "text":
+            found.append(operation.text)
+        elif operation.kind == "find":
+            found.append(_found(text, operation))
+        else:
+            found.append(_each_line(text, operation, captions, counts))
+        left -= len(found[-1]) if found[-1] != text else 0
+        if left < 0:
+            raise ValueError(_too_long())
+    return found
+
+
+def _too_long() -> str:
+    return say("These captions are too long to be changed at once; choose fewer pictures.")
+
+
+def _check_length(length: int) -> None:
+    if length > TEXT_LIMIT:
+        raise ValueError(say("A caption would become longer than {0} MiB; write a shorter text.", TEXT_LIMIT // 2**20))
 
 
 def _found(text: str, operation: Operation) -> str:
@@ -74,7 +97,15 @@ def _found(text: str, operation: Operation) -> str:
     pattern = re.escape(operation.find)
     if operation.word:
         pattern = rf"(?<!\w){pattern}(?!\w)"
-    return re.sub(pattern, lambda _: operation.text, text, flags=0 if operation.case else re.IGNORECASE)
+    length = len(text)
+
+    def instead(found: re.Match[str]) -> str:
+        nonlocal length
+        length += len(operation.text) - len(found[0])
+        _check_length(length)
+        return operation.text
+
+    return re.sub(pattern, instead, text, flags=0 if operation.case else re.IGNORECASE)
 
 
 def _sections(text: str) -> list[str]:
@@ -90,12 +121,16 @@ def _each_line(text: str, operation: Operation, captions: CaptionConfig, counts:
     pieces = _LINES.split(text)
     if operation.kind == "add" and not text.strip():
         return operation.text.strip()
+    length = len(text)
     for number in range(0, len(pieces), 2):  # the others are line ends
         if pieces[number].strip():
             sections = [_tags(part, captions) for part in pieces[number].split(FIXED_SEPARATOR)]
             changed = _OF_TAGS[operation.kind](sections, operation, captions, counts)
             if changed != sections:
-                pieces[number] = f" {FIXED_SEPARATOR} ".join(_joined(part, captions) for part in changed).strip()
+                line = f" {FIXED_SEPARATOR} ".join(_joined(part, captions) for part in changed).strip()
+                length += len(line) - len(pieces[number])
+                _check_length(length)
+                pieces[number] = line
     return "".join(pieces)
 
 
@@ -104,12 +139,14 @@ def _joined(tags: Iterable[str], captions: CaptionConfig) -> str:
     return (separator if separator[-1].isspace() else separator + " ").join(tags)
 
 
-def _same(tag: str, other: str) -> bool:
-    return tag.casefold() == other.strip().casefold()
+def _plain(tag: str) -> str:
+    """Write a tag as every tag that counts as the same."""
+    return tag.strip().casefold()
 
 
 def _add(sections: list[list[str]], operation: Operation, captions: CaptionConfig, _: object) -> list[list[str]]:
-    new = [tag for tag in _tags(operation.text, captions) if not any(_same(tag, each) for s in sections for each in s)]
+    there = {_plain(tag) for part in sections for tag in part}
+    new = [tag for tag in _tags(operation.text, captions) if _plain(tag) not in there]
     if operation.first:
         return [new + sections[0], *sections[1:]]
     return [*sections[:-1], sections[-1] + new]
@@ -117,16 +154,24 @@ def _add(sections: list[list[str]], operation: Operation, captions: CaptionConfi
 
 def _remove(sections: list[list[str]], operation: Operation, captions: CaptionConfig, _: object) -> list[list[str]]:
     del captions
-    return [[tag for tag in part if not _same(tag, operation.find)] for part in sections]
+    wanted = _plain(operation.find)
+    return [[tag for tag in part if _plain(tag) != wanted] for part in sections]
 
 
 def _replace(sections: list[list[str]], operation: Operation, captions: CaptionConfig, _: object) -> list[list[str]]:
     """Put tags in the place of one; what a line has already is not there twice."""
-    if not any(_same(tag, operation.find) for part in sections for tag in part):
+    wanted = _plain(operation.find)
+    if not any(_plain(tag) == wanted for part in sections for tag in part):
         return sections
     new, seen, changed = _tags(operation.text, captions), set[str](), []
     for part in sections:
-        tags = [each for tag in part for each in (new if _same(tag, operation.find) else [tag])]
+        tags = list[str]()
+        for tag in part:
+            if _plain(tag) == wanted:
+                tags += new
+                new = []  # which are there from now on
+            else:
+                tags.append(tag)
         changed.append([tag for tag in tags if not (tag.casefold() in seen or seen.add(tag.casefold()))])
     return changed
 
@@ -174,23 +219,26 @@ def fingerprint_of(content: bytes | None) -> str:
 
 
 def content_of(file: Path) -> bytes | None:
-    """Read a caption file, None where there is none; raises OSError."""
+    """Read a caption file, None where there is none; raises OSError, and ValueError for one that no run reads."""
     try:
-        return read_file(file)
+        return read_bytes(file, TEXT_LIMIT, "caption file")
     except FileNotFoundError:
         return None
 
 
 def encoded(text: str, captions: CaptionConfig, file: Path) -> bytes:
     """Encode a caption so that a run reads it: as UTF-8, or in the encoding of the settings; raises ValueError."""
+    caption_lines(text, where=file.name)  # raises for too many, and too long ones
     codec = "utf-8" if captions.encoding == "auto" else captions.encoding
     try:
-        return text.encode(codec)
+        content = text.encode(codec)
     except (UnicodeEncodeError, LookupError) as error:
         raise ValueError(
             f"{file.name} cannot be written as {codec}; set {setting('captions.encoding')} to auto, or leave out what "
             "that encoding has no letters for."
         ) from error
+    _check_length(len(content))
+    return content
 
 
 class Journal:
@@ -283,7 +331,7 @@ class Journal:
         files = {str(file): [_as_text(before), _as_text(after)] for file, (before, after) in contents.items()}
         data = f"{json.dumps(header)}\n{json.dumps(files)}\n".encode("ascii")
         if len(data) > LARGEST_ENTRY:
-            raise ValueError(say("These captions are too long to be changed at once; choose fewer pictures."))
+            raise ValueError(_too_long())
         new = self._folder / f"{number:020}.jsonl"
         with written_whole(new) as temporary:
             temporary.write_bytes(data)

@@ -11,16 +11,19 @@ from PIL import Image
 
 from ..common.access import Access
 from ..common.axes import Size
-from ..common.files import read_file, written_whole
+from ..common.files import keep_newest, written_whole
 from ..config import BucketConfig, MaskConfig
 from .buckets import Point, parse_resolution
 from .crops import fit
 from .images import DECODER_ERRORS, decoder_error, load_picture, open_upright, upright_size
 from .masks import find_mask, read_mask
 from .scan import Changed
+from .scan.caption_files import read_bytes
 from .shapes import shape_of
 
 STEP = 64  # pixels: the usual bucket_step
+LARGEST = 2**28  # bytes of a mask; one of grey levels has fewer at any size
+MOST_COPIES, MOST_EARLIER = 20, 1000  # for the editor; masks that were replaced
 
 
 def mask_place(picture: Path) -> Path:
@@ -32,7 +35,8 @@ def mask_beside(picture: Path, access: Access) -> Path | None:
     """Find the mask beside a picture as a run does; a link to a place that may not be read is none."""
     start = picture.stem.lower()
     named = (path for path in picture.parent.iterdir() if path.name.lower().startswith(start))
-    return find_mask(picture.name, {path.name.lower(): path for path in named if access.allows(path)}, MaskConfig())
+    files = {path.name.lower(): path for path in named if access.allows(path) and path.is_file()}
+    return find_mask(picture.name, files, MaskConfig())
 
 
 def state_of_mask(picture: Path, access: Access) -> str:
@@ -52,6 +56,7 @@ def draw_for_painting(picture: Path, to: Path, access: Access) -> None:
     image.putalpha(shown.point([255 - level for level in range(256)]))
     with written_whole(to) as temporary:
         image.save(temporary, format="PNG", compress_level=1)
+    keep_newest(to.parent, MOST_COPIES)
 
 
 def draw_for_page(picture: Path, side: int, access: Access) -> Image.Image:
@@ -72,14 +77,15 @@ def save_painted(picture: Path, content: bytes, was: str, earlier: Path, access:
     Changed for a mask that is another one by now, and ValueError for one of another size or that cannot be read.
     """
     try:
-        mask, size = open_upright(content, srgb=False).convert("RGB").getchannel(0), upright_size(picture)
+        found, size = upright_size(content), upright_size(picture)  # before it is decoded, which takes memory
+        mask = open_upright(content, srgb=False).convert("RGB").getchannel(0) if found == size else None
     except DECODER_ERRORS as error:
         raise ValueError(
             f"The mask of {picture.name} cannot be read ({decoder_error(error)}); paint it anew."
         ) from error
-    if mask.size != size:
+    if mask is None:
         raise ValueError(
-            f"The mask has {mask.width}x{mask.height} pixels and {picture.name} {size[0]}x{size[1]}; do not turn the "
+            f"The mask has {found[0]}x{found[1]} pixels and {picture.name} {size[0]}x{size[1]}; do not turn the "
             "picture while you paint."
         )
     data = io.BytesIO()
@@ -119,6 +125,7 @@ def _replace(picture: Path, content: bytes, was: str, earlier: Path, access: Acc
     before = _content(found)
     with written_whole(earlier) as temporary:
         temporary.write_bytes(before)
+    keep_newest(earlier.parent, MOST_EARLIER)
     place = found if found and found.suffix.lower() == ".png" else mask_place(picture)
     if content:
         with written_whole(place) as temporary:
@@ -128,8 +135,8 @@ def _replace(picture: Path, content: bytes, was: str, earlier: Path, access: Acc
 
 
 def _content(path: Path | None) -> bytes:
-    """Read a file, b"" where there is none."""
+    """Read a mask, b"" where there is none; raises ValueError for one that is too large."""
     try:
-        return read_file(path) if path else b""
+        return read_bytes(path, LARGEST, "mask") if path else b""
     except FileNotFoundError:
         return b""

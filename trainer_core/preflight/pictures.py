@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from ..common.access import Access
 from ..common.wording import say
 from ..config import CaptionConfig, ConceptConfig, setting
 from ..data.captions import plain_caption
-from ..data.edits import content_of, fingerprint_of
+from ..data.edits import LARGEST_ENTRY, content_of, fingerprint_of
 from ..data.plan import Plan
 from ..data.scan import Index, list_files, resolve_folder
-from ..data.scan.caption_files import TEXT_LIMIT, caption_lines, decode
+from ..data.scan.caption_files import caption_lines, decode
 from ..data.scan.caption_sources import captions_beside
 from ..models.base import CaptionLengths
 from .curation import curate, misfits
@@ -78,25 +78,27 @@ def list_shown(
 
 
 def caption_files(
-    concept: ConceptConfig, access: Access, names: Collection[str] | None = None
+    concept: ConceptConfig, access: Access, wanted: Callable[[str, Path], bool] = lambda name, path: True
 ) -> dict[str, CaptionFile]:
-    """Read the text file of each picture of a concept, or of some; of one without a file, where a new one belongs.
+    """Read the text file of each picture of a concept; of one without a file, where a new one belongs.
 
-    Pictures are left out whose caption is no text file beside them, or in another encoding; raises OSError.
+    wanted: by the picture's name and the caption's place. Pictures are left out whose caption is no text file beside
+    them, a link to elsewhere, in another encoding, or cannot be read; raises OSError, and ValueError where all are
+    longer than a page shows.
     """
-    found: dict[str, CaptionFile] = {}
+    found, left = dict[str, CaptionFile](), LARGEST_ENTRY
     for name, path in _places(concept, access):
-        if (names is not None and name not in names) or path.suffix.lower() == ".json":
+        if path.suffix.lower() == ".json" or not wanted(name, path) or not access.allows(path):
             continue
-        content = content_of(path)
-        if content is None:
-            found[name] = CaptionFile(path=path, text="", seen="")
-        elif len(content) <= TEXT_LIMIT:
-            try:
-                text = decode(path, content, concept.captions.encoding).read()
-            except ValueError:  # the scan says so
-                continue
-            found[name] = CaptionFile(path=path, text=text, seen=fingerprint_of(content))
+        try:
+            content = content_of(path)
+            text = "" if content is None else decode(path, content, concept.captions.encoding).read()
+        except (OSError, ValueError):  # the scan says so
+            continue
+        left -= len(text)
+        if left < 0:
+            raise ValueError(say("The captions of this folder are too long to be shown; divide it into several."))
+        found[name] = CaptionFile(path=path, text=text, seen=fingerprint_of(content))
     return found
 
 
@@ -154,7 +156,7 @@ def chosen_files(
         wanted[number].add(name)
     found: dict[tuple[int, str], CaptionFile] = {}
     for number, names in wanted.items():
-        own = caption_files(concepts[number], access, names)
+        own = caption_files(concepts[number], access, lambda name, _, names=names: name in names)
         if missing := names - own.keys():
             raise ValueError(say("{0} has no caption file that can be changed here.", min(missing)))
         found |= {(number, name): file for name, file in own.items()}

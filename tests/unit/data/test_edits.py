@@ -59,12 +59,56 @@ def test_what_cannot_be_done_is_said() -> None:
         ({"kind": "shout"}, "kind is 'shout'"),
         ({"kind": "find"}, "Nothing is looked for"),
         ({"kind": "add", "text": " "}, "No tag is given"),
+        ({"kind": "remove", "find": "x" * (edits.LONGEST_FIND + 1)}, "At most 1000 characters are looked for"),
         ({"kind": "text", "text": "x" * (edits.LARGEST_TEXT + 1)}, "at most"),
     ):
         with pytest.raises(ValueError, match=words):
             Operation(**wrong)
     with pytest.raises(ValueError, match=r"猫.txt cannot be written as cp1252"):
         encoded("猫", CaptionConfig(encoding="cp1252"), Path("猫.txt"))
+
+
+@pytest.mark.parametrize(
+    ("text", "operation"),
+    [
+        ("a" * 2**20, {"kind": "find", "find": "a", "text": "b" * edits.LARGEST_TEXT}),  # would take 128 GB
+        ("a, b\n" * 60_000, {"kind": "add", "text": ",".join(f"x{i}" for i in range(20_000))}),
+        ("a, b\n" * 60_000, {"kind": "replace", "find": "a", "text": "y" * edits.LARGEST_TEXT}),
+        ("a,\n" * 60_000, {"kind": "add", "text": "x" * 40, "first": True}),
+    ],
+)
+def test_a_caption_that_would_grow_without_end_is_refused_before_it_does(text: str, operation: dict) -> None:
+    with pytest.raises(ValueError, match="A caption would become longer than"):
+        done([text], **operation)
+
+
+def test_many_captions_that_would_grow_together_are_refused_before_they_do() -> None:
+    with pytest.raises(ValueError, match="too long to be changed at once"):
+        done(["a"] * 20_000, kind="text", text="x" * edits.LARGEST_TEXT)
+    assert done(["same"] * 20_000, kind="text", text="same") == ["same"] * 20_000
+
+
+def test_tags_by_the_ten_thousand_are_compared_once() -> None:
+    tags = ",".join(f"x{i}" for i in range(20_000))  # compared with one another they would take minutes
+    assert done([tags], kind="add", text=tags) == [tags]
+    assert done(["a," * 20_000], kind="replace", find="a", text=tags) == [tags.replace(",", ", ")]
+
+
+def test_no_caption_is_written_that_a_run_would_not_read() -> None:
+    for text, words in (
+        ("x\n" * 70_000, "a.txt holds more than 65,536 caption lines"),
+        ("x" * 140_000, "a.txt holds a caption line of more than"),
+        (("猫" * 9_000 + "\n") * 50, "longer than 1 MiB"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            encoded(text, CaptionConfig(), Path("a.txt"))
+
+
+def test_a_huge_file_is_not_read_to_be_replaced(tmp_path: Path, folder: Path) -> None:
+    with (folder / "a.txt").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ValueError, match=r"a\.txt has .* MiB, and a caption file can have 1 at most"):
+        Journal(tmp_path / "journal").write([Rewritten(folder / "a.txt", b"x", "")], "text", [folder])
 
 
 def rewritten(folder: Path, texts: dict[str, str]) -> list[Rewritten]:

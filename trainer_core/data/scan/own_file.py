@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.access import ANYWHERE, Access
-from ...common.files import open_file, written_whole
+from ...common.files import keep_newest, open_file, written_whole
 from ...common.json_files import MEBIBYTE, parse_json
 from ...common.values import is_number, read_object
 from ...common.wording import printable
@@ -22,8 +22,9 @@ OWN_FILE = "lora_atelier.json"
 LARGEST = 8 * MEBIBYTE  # bytes of the file
 MOST_ENTRIES = 100_000  # pictures in it
 LONGEST_NAME = 1024  # characters
+MOST_KEPT = 100  # folders whose earlier settings are kept
 ROLES = ("train", "regularisation", "validation")  # prior_prediction repeats pictures, with captions of their class
-_OUTSIDE = re.compile(r"(?:^|[/\\])\.\.(?:[/\\]|$)|^[/\\]|^[A-Za-z]:[/\\]")
+_OUTSIDE = re.compile(r"(?:^|[/\\])\.\.(?:[/\\]|$)|^[/\\]|^[A-Za-z]:[/\\]|[\0\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +130,7 @@ def remember(path: Path, before: Mapping[str, Any]) -> None:
         text = json.dumps(before, ensure_ascii=False).encode()
     with written_whole(path) as temporary:
         temporary.write_bytes(text)
+    keep_newest(path.parent, MOST_KEPT)
 
 
 def remembered(path: Path, name: str) -> OwnSettings | None:
@@ -153,8 +155,8 @@ def find_own(settings: OwnFile, names: list[str]) -> dict[str, str]:
 
 
 def is_outside(name: str) -> bool:
-    """Tell whether a name is none of a file inside a folder."""
-    return not name or len(name) > LONGEST_NAME or "\0" in name or bool(_OUTSIDE.search(name))
+    """Tell whether a name is none of a file inside a folder, or cannot stand in a text."""
+    return not name or len(name) > LONGEST_NAME or bool(_OUTSIDE.search(name))
 
 
 def _settings(path: Path, value: Any) -> OwnFile:

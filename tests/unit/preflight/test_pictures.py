@@ -1,0 +1,53 @@
+"""The captions that a page shows are read within bounds, and what is no text file stops none of the others."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lora_atelier.trainer_core.common.access import ANYWHERE, access_to
+from lora_atelier.trainer_core.config import ConceptConfig
+from lora_atelier.trainer_core.preflight import pictures
+from lora_atelier.trainer_core.preflight.pictures import caption_files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.png").touch()
+        (tmp_path / f"{name}.txt").write_text(name)
+    return tmp_path
+
+
+def test_a_pipe_and_a_huge_file_stop_no_other_caption(folder: Path) -> None:
+    (folder / "a.txt").unlink()
+    os.mkfifo(folder / "a.txt") if hasattr(os, "mkfifo") else (folder / "a.txt").mkdir()
+    with (folder / "b.txt").open("wb") as file:
+        file.truncate(2**40)
+    found = caption_files(ConceptConfig(folder=str(folder)), ANYWHERE)
+    assert found["c.png"].text == "c" and "b.png" not in found
+    assert "a.png" not in found or found["a.png"].seen == ""  # the list of files knows no pipes
+
+
+def test_a_link_to_a_text_elsewhere_is_not_read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret.txt"
+    secret.write_text("swordfish")
+    (folder / "a.txt").unlink()
+    (folder / "a.txt").symlink_to(secret)
+    found = caption_files(ConceptConfig(folder=str(folder)), access_to([folder]))
+    assert {name: file.text for name, file in found.items()} == {"b.png": "b", "c.png": "c"}
+
+
+def test_only_the_captions_that_are_asked_for_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    whole = pictures.content_of
+    monkeypatch.setattr(pictures, "content_of", lambda path: (read.append(path), whole(path))[1])
+    concept = ConceptConfig(folder=str(folder))
+    assert [*caption_files(concept, ANYWHERE, lambda _, path: path == folder / "b.txt")] == ["b.png"]
+    assert read == [folder / "b.txt"]
+
+
+def test_captions_that_are_too_long_for_a_page_are_not_gathered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "LARGEST_ENTRY", 2)
+    with pytest.raises(ValueError, match="The captions of this folder are too long to be shown"):
+        caption_files(ConceptConfig(folder=str(folder)), ANYWHERE)
