@@ -248,6 +248,36 @@ class UnderNoGrad(Rows):
         return PlainPart(ops)
 
 
+def rounded(values: Tensor, step: Any) -> Tensor:
+    """Round to steps, straight through: the gradient is that of no rounding."""
+    return values + ((values / step).round() * step - values).detach()
+
+
+class RoundedPart(Part):
+    """Rounds what its MLP is given."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + self.attend(self.attn_q(tokens), self.attn_k(tokens), self.attn_v(tokens))
+        return tokens + nn.functional.gelu(self.mlp(rounded(tokens, 0.005)))
+
+
+class Rounded(Rows):
+    def make(self, ops: Any) -> nn.Module:
+        return RoundedPart(ops)
+
+
+class RoundedWeights(Rows):
+    """Rounds the weights of its MLPs to 8 bits in each pass, also what a file adds to them."""
+
+    def make(self, ops: Any) -> nn.Module:
+        def forward(layer: Any, x: Tensor) -> Tensor:
+            step = layer.weight.detach().abs().amax() / 127
+            return nn.functional.linear(x, rounded(layer.weight, step), layer.bias)
+
+        linear = type("RoundedLinear", (ops.Linear,), {"forward": forward})
+        return type("PartOfRounded", (Part,), {"make_mlp": lambda *_: linear(WIDTH, WIDTH)})(ops)
+
+
 class OwnCheckpoints(Rows):
     """Recomputes its blocks by torch's older way, to which tokens without a gradient give none."""
 
