@@ -127,7 +127,7 @@ def answer_open(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
         # The plan moves pictures that are held out, or have a role of their own, to concepts after those.
         origin = {picture.path: picture.concept for picture in manifest.pictures}
         plan = build_plan(manifest, dataset, train)
-        pictures = list_shown(plan, index, opened.concepts, folders.access(), origin)
+        pictures = list_shown(plan, index, opened.concepts, origin)
     concepts = {number: _describe(dataset, number) for number in opened.concepts}
     for picture in pictures:
         if concepts[picture["concept"]]["elsewhere"]:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -88,9 +88,8 @@ def write_together(contents: Mapping[Path, bytes | None]) -> None:
             if content is not None:
                 written[path] = stack.enter_context(unfinished(path))
         try:
-            with ThreadPoolExecutor(THREADS) as pool:  # which wait for the disk
-                list(pool.map(lambda path: _write_beside(path, written[path], contents[path] or b""), written))
-                list(pool.map(move, written.values(), written))
+            _each(lambda path: _write_beside(path, written[path], contents[path] or b""), list(written))
+            _each(lambda path: move(written[path], path), list(written))
             for path in contents.keys() - written.keys():
                 remove(path)
             for folder in {path.parent for path in contents}:
@@ -98,6 +97,12 @@ def write_together(contents: Mapping[Path, bytes | None]) -> None:
         finally:
             for temporary in written.values():
                 temporary.unlink(missing_ok=True)
+
+
+def _each(act: Callable[[Path], None], paths: Sequence[Path]) -> None:
+    """Do something with many files in threads, which wait for the disk."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda own: [act(path) for path in own], (paths[i::THREADS] for i in range(THREADS))))
 
 
 def _write_beside(path: Path, temporary: Path, content: bytes) -> None:

@@ -394,13 +394,16 @@ def _contents(place: Path, folders: Collection[Path]) -> dict[Path, tuple[bytes 
         }
     except (ValueError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"The record of this change is damaged; delete {place}.") from error
-    if any(not any(_lies_in(file, folder) for folder in folders) for file in found):
+    if not _lie_in(found, folders):
         raise ValueError(f"The record of this change names files outside its folders; delete {place}.")
     return found
 
 
-def _lies_in(file: Path, folder: Path) -> bool:
-    return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
+def _lie_in(files: Collection[Path], folders: Collection[Path]) -> bool:
+    """Tell whether all files lie in some folders; links are followed, once for the files of a folder."""
+    roots = [os.path.realpath(folder) for folder in folders]
+    places = {file.parent for file in files} | {file for file in files if os.path.islink(file)}
+    return all(any(Path(os.path.realpath(place)).is_relative_to(root) for root in roots) for place in places)
 
 
 def _as_bytes(text: str | None) -> bytes | None:

@@ -493,10 +493,10 @@ class Plan:
         """Choose the bucket of each picture at each of its resolutions."""
         options, step = self.train.buckets, self.train.bucket_step
         parsed = {text: parse_resolution(text) for each in self.resolutions for text in each}
-        choices = [
-            [shape_of(self.size(i), parsed[text], options, step) for text in resolutions]
-            for i, resolutions in enumerate(self.resolutions)
-        ]
+        wanted = [[(self.size(i), text) for text in resolutions] for i, resolutions in enumerate(self.resolutions)]
+        known = {(size, text) for each in wanted for size, text in each}  # a camera's pictures have few sizes
+        chosen = {(size, text): shape_of(size, parsed[text], options, step) for size, text in known}
+        choices = [[chosen[each] for each in own] for own in wanted]
         if options.small_buckets == "merge":
             self._merge(choices)
         return choices

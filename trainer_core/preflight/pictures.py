@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,7 @@ class CaptionFile:
     seen: str  # its fingerprint
 
 
-def list_shown(
-    plan: Plan, index: Index, concepts: Collection[int], access: Access, origin: Mapping[Path, int]
-) -> list[dict[str, Any]]:
+def list_shown(plan: Plan, index: Index, concepts: Collection[int], origin: Mapping[Path, int]) -> list[dict[str, Any]]:
     """Describe for a page each picture of some concepts, as the sheet of Dataset Preview draws it in the first epoch.
 
     cut: share of the picture, 0..1. corners: of the trained part, as shares of width and height. repeats: visits in an
@@ -47,14 +46,14 @@ def list_shown(
         for i in finding.pictures:
             marks[i].append(finding.kind)
     pictures = plan.manifest.pictures
-    files = {number: caption_files(plan.dataset.concepts[number], access) for number in concepts}
     shown = []
     for i, picture in enumerate(pictures):
-        number = picture.concept if picture.concept in files else origin.get(picture.path, -1)
-        if number not in files:
+        number = picture.concept if picture.concept in concepts else origin.get(picture.path, -1)
+        if number not in concepts:
             continue
         sample, remark = sample_in_epoch(plan, i, 0)
-        size, caption = picture.size, files[number].get(picture.name)
+        size, captions = picture.size, plan.dataset.concepts[number].captions
+        caption = _caption_file(picture.text or _place_of_new(picture.path, captions), captions)
         shown.append(
             {
                 "concept": number,
@@ -88,17 +87,14 @@ def caption_files(
     """
     found, left = dict[str, CaptionFile](), LARGEST_ENTRY
     for name, path in _places(concept, access):
-        if path.suffix.lower() == ".json" or not wanted(name, path) or not access.allows(path):
+        if not wanted(name, path) or not access.allows(path):
             continue
-        try:
-            content = content_of(path)
-            text = "" if content is None else decode(path, content, concept.captions.encoding).read()
-        except (OSError, ValueError):  # the scan says so
-            continue
-        left -= len(text)
+        file = _caption_file(path, concept.captions)
+        left -= len(file.text) if file else 0
         if left < 0:
             raise ValueError(say("The captions of this folder are too long to be shown; divide it into several."))
-        found[name] = CaptionFile(path=path, text=text, seen=fingerprint_of(content))
+        if file:
+            found[name] = file
     return found
 
 
@@ -112,7 +108,22 @@ def _places(concept: ConceptConfig, access: Access) -> Iterator[tuple[str, Path]
     files = [file for file in list_files(folder, concept.recursive, access) if not file.ignored]
     pictures = [file for file in files if file.extension in endings]
     for file, text in captions_beside(pictures, files, concept.captions).items():
-        yield file.name, text.path if text else file.path.with_suffix(concept.captions.extensions[0])
+        yield file.name, text.path if text else _place_of_new(file.path, concept.captions)
+
+
+def _place_of_new(picture: Path, captions: CaptionConfig) -> Path:
+    return picture.with_suffix(captions.extensions[0])
+
+
+def _caption_file(path: Path, captions: CaptionConfig) -> CaptionFile | None:
+    """Read the text file of a picture, or one that is not there yet; None for what cannot be changed as text."""
+    if captions.source != "text_file" or path.suffix.lower() == ".json":
+        return None
+    with suppress(OSError, ValueError):  # the scan says so
+        content = content_of(path)
+        text = "" if content is None else decode(path, content, captions.encoding).read()
+        return CaptionFile(path=path, text=text, seen=fingerprint_of(content))
+    return None
 
 
 def where_captions_are(concept: ConceptConfig) -> str:

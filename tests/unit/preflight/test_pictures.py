@@ -1,14 +1,18 @@
-"""The captions that a page shows are read within bounds, and what is no text file stops none of the others."""
+"""The list of a dataset's pictures for its page: what it costs is counted, and captions are read within bounds."""
 
 import os
 from pathlib import Path
 
 import pytest
+from scan_folder import draw
 
 from lora_atelier.trainer_core.common.access import ANYWHERE, access_to
-from lora_atelier.trainer_core.config import ConceptConfig
+from lora_atelier.trainer_core.config import ConceptConfig, DatasetConfig, TrainConfig
+from lora_atelier.trainer_core.data import plan as plan_module
+from lora_atelier.trainer_core.data.plan import build_plan
+from lora_atelier.trainer_core.data.scan import Index, scan
 from lora_atelier.trainer_core.preflight import pictures
-from lora_atelier.trainer_core.preflight.pictures import caption_files
+from lora_atelier.trainer_core.preflight.pictures import caption_files, list_shown
 
 
 @pytest.fixture
@@ -51,3 +55,26 @@ def test_captions_that_are_too_long_for_a_page_are_not_gathered(folder: Path, mo
     monkeypatch.setattr(pictures, "LARGEST_ENTRY", 2)
     with pytest.raises(ValueError, match="The captions of this folder are too long to be shown"):
         caption_files(ConceptConfig(folder=str(folder)), ANYWHERE)
+
+
+def test_pictures_are_listed_once_and_a_size_gets_its_shape_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "pictures"
+    for i in range(8):
+        caption = "a cat" if i else None
+        draw(folder / f"{i}.png", (i, 0, 0), size=(48, 32) if i % 2 else (32, 48), caption=caption)
+    listed, shaped = [], []
+    scandir, shape_of = os.scandir, plan_module.shape_of
+    monkeypatch.setattr(os, "scandir", lambda place: listed.append(Path(place)) or scandir(place))
+    monkeypatch.setattr(plan_module, "shape_of", lambda *all_of: shaped.append(all_of[0]) or shape_of(*all_of))
+    concept = ConceptConfig(folder=str(folder))
+    dataset = DatasetConfig(concepts=(concept.replace(captions=concept.captions.replace(missing="empty")),))
+    with Index() as index:
+        plan = build_plan(scan(dataset, index), dataset, TrainConfig(epochs=1, resolution=64))
+        shown = list_shown(plan, index, (0,), {})
+    assert listed == [folder] and sorted(shaped) == [(32, 48), (48, 32)]
+    assert [(each["file"], each["text"], bool(each["seen"])) for each in shown[:2]] == [
+        ("0.txt", "", False),
+        ("1.txt", "a cat", True),
+    ]

@@ -87,6 +87,7 @@ class Picture:
     height: int
     digest: str  # sha256 of the file's bytes
     lines: tuple[str, ...] = ()  # of its caption text
+    text: Path | None = None  # the file of that text, where it has one of its own
     repeats: int = 1  # from the name of its folder, times its own
     own: OwnSettings = field(default_factory=OwnSettings)  # of the folder's own file
     mask: Path | None = None  # the picture's own path if its alpha channel is the mask
@@ -287,6 +288,7 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
             height=fact["height"],
             digest=digests[file.name],
             lines=captions[file.name],
+            text=report.texts.get(file.name),
             repeats=own.get(file.name, USUAL).repeats * (folder_repeats(file.name) if concept.folder_repeats else 1),
             own=own.get(file.name, USUAL),
             mask=masks[file.name][0],

@@ -81,6 +81,7 @@ def _texts_beside(folder: Path, found: list[File], files: list[File], report: Re
             broken[file.name] = _complaint(text.path, error).rstrip(".")
             continue
         report.outcomes[text.name] = ("caption", f"of {file.name}")
+        report.texts[file.name] = text.path
         used.setdefault(text.name, []).append(file.name)
     if broken:
         some = count(broken, "caption", "captions")

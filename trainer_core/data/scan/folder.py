@@ -84,8 +84,8 @@ def _walk(folder: Path, prefix: str, recursive: bool, visited: set[str], access:
     if real in visited or not os.path.isdir(folder):  # Path.is_dir raises OSError for a name that is too long
         return
     visited.add(real)
-    with os.scandir(folder) as entries:
-        ordered = sorted(entries, key=lambda entry: natural_order(entry.name))
+    with os.scandir(folder) as entries:  # in order, as of two links to a folder the first one is listed
+        ordered = sorted(entries, key=lambda entry: natural_order(entry.name)) if recursive else list(entries)
     for entry in ordered:
         look()
         ignored = "hidden or a system file" if is_hidden(entry.name) else ""
@@ -141,7 +141,7 @@ def is_hidden(name: str) -> bool:
 def natural_order(name: str) -> tuple[tuple[object, ...], str]:
     """Compute a sort key that puts 2.png before 10.png, in any case."""
     parts = re.split(r"(\d+)", name.casefold())
-    return tuple(_value(part) if i % 2 else part for i, part in enumerate(parts)), name
+    return (*parts[:1], *(each for i in range(1, len(parts), 2) for each in (_value(parts[i]), parts[i + 1]))), name
 
 
 def _value(digits: str) -> tuple[int, str]:

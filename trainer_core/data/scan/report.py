@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ...common.access import ANYWHERE, Access
 from ...config import ConceptConfig, setting
@@ -29,6 +30,7 @@ class Report:
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> (outcome, why)
+    texts: dict[str, Path] = field(default_factory=dict)  # name of a picture -> the text file beside it
 
     def problem(self, who: Iterable[str], why: str, sentence: str, remedy: str = "") -> None:
         """Add an error for pictures, or leave them out with a note, by the concept's on_problem.
