@@ -38,6 +38,8 @@ class AtelierConnectModel(Node):
         prompt_weights: bool = False,
         train_distilled: bool = False,
         edit_text: Literal["plus", "single"] = "plus",
+        noise_range: Literal["all", "high", "low"] = "all",
+        boundary: float = 0.0,
     ) -> io.NodeOutput:
         """Check the models, and describe what was found."""
         from .comfyui.connected.architecture import describe, name_of
@@ -49,7 +51,7 @@ class AtelierConnectModel(Node):
         check_partner(sample_model, model)
         check_distilled(model, confirmed=train_distilled)
         live = LinkedModels(model, clip, vae, sample_model)  # as long as ComfyUI's cache keeps the output
-        connected = ConnectedConfig(guidance=guidance, edit_text=edit_text)
+        connected = ConnectedConfig(guidance=guidance, edit_text=edit_text, noise_range=noise_range, boundary=boundary)
         config = BaseModelConfig(path=name_of(model), connected=connected, prompt_weights=prompt_weights)
         chosen = Chosen(config, partial(ConnectedSource, live=live))
-        return io.NodeOutput(chosen, ui=ui.PreviewText("\n".join(describe(model, guidance, clip, sample_model))))
+        return io.NodeOutput(chosen, ui=ui.PreviewText("\n".join(describe(model, connected, clip, sample_model))))

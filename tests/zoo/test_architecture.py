@@ -29,7 +29,7 @@ from lora_atelier.nodes.comfyui.connected.architecture import (
 )
 from lora_atelier.nodes.comfyui.connected.check import check_distilled
 from lora_atelier.nodes.comfyui.connected.layers import list_layers
-from lora_atelier.trainer_core.config import Defaults
+from lora_atelier.trainer_core.config import ConnectedConfig, Defaults
 from lora_atelier.trainer_core.config.objective import Distribution
 from lora_atelier.trainer_core.models.architectures import ARCHITECTURES, OTHER_KINDS
 from lora_atelier.trainer_core.networks.layers.shape import is_matrix
@@ -219,8 +219,9 @@ def test_guidance_is_none_where_the_network_takes_none():
     model.diffusion_model.params.guidance_embed = False
     assert architecture_of(patcher).guidance is None and architecture_of(patcher).sampling.guidance is None
     assert not any("guidance" in sentence for sentence in describe(patcher))
-    assert any("takes no distilled guidance, so set guidance of" in sentence for sentence in describe(patcher, 3.5))
-    told = [sentence for sentence in describe(build("flux_dev")[1], 3.5) if "Distilled guidance" in sentence]
+    chosen = ConnectedConfig(guidance=3.5)
+    assert any("takes no distilled guidance, so set guidance of" in sentence for sentence in describe(patcher, chosen))
+    told = [sentence for sentence in describe(build("flux_dev")[1], chosen) if "Distilled guidance" in sentence]
     assert told == ["Distilled guidance is 3.5 in training, as you set it (by default 1) and 3.5 in samples."]
 
 
@@ -288,10 +289,32 @@ def test_the_node_says_which_layers_a_run_takes_and_whose_its_defaults_are(row, 
     assert f"rank {known.rank}," in opened and known.source in opened
 
 
-def test_halves_of_wan_are_told_their_timesteps():
-    for file, sentence in (("wan2.2_t2v_high_noise_14B.safetensors", "min_timestep to 875"), ("wan2.1.gguf", "")):
-        found = [each for each in remarks(told(build("wan21_t2v")[1], file)) if "half" in each]
-        assert len(found) == bool(sentence) and all(sentence in each for each in found)
+def test_experts_of_wan_are_told_their_range():
+    high, whole = "wan2.2_t2v_high_noise_14B.safetensors", "wan2.1.gguf"
+    for file, chosen, said in ((high, "all", 1), (high, "low", 1), (high, "high", 0), (whole, "all", 0)):
+        found = [each for each in remarks(told(build("wan21_t2v")[1], file), None, chosen) if "expert" in each]
+        assert len(found) == said and all("noise_range of Use Connected Model to high" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "expected"),
+    [
+        ("wan21_t2v", {}, "(source)"),
+        ("wan21_t2v", {"noise_range": "high"}, "timesteps 874 to 999 alone"),  # of 0 to 999: the time 0.875 is 874
+        ("wan21_t2v", {"noise_range": "low"}, "timesteps 0 to 873 alone"),
+        ("wan21_i2v", {"noise_range": "high"}, "timesteps 899 to 999 alone"),
+        ("wan21_i2v", {"noise_range": "low", "boundary": 0.5}, "timesteps 0 to 498 alone"),
+        ("flux_dev", {"noise_range": "high", "boundary": 0.5}, "timesteps 499 to 999 alone"),
+    ],
+)
+def test_an_expert_alone_names_its_timesteps(row, settings, expected):
+    (said,) = (each for each in describe(build(row)[1], ConnectedConfig(**settings)) if "Timesteps are drawn" in each)
+    assert expected in said if settings else "alone" not in said
+
+
+def test_an_expert_of_an_architecture_without_two_is_refused():
+    with pytest.raises(ValueError, match="set noise_range of Use Connected Model to all, or boundary"):
+        source_of(linked("flux_dev", noise_range="high")).outline()
 
 
 def test_a_node_that_drops_the_strength_of_noise_is_told():

@@ -39,6 +39,22 @@ class ConnectedConfig(Config):
         advanced=True,
         optional=True,
     )
+    noise_range: Literal["all", "high", "low"] = row(
+        "all",
+        "Which noise the model is for. all: every level. high, low: it is that expert of a model of two files, as Wan "
+        "2.2 14B, and only levels on its side of boundary are trained, as often among each other as otherwise.",
+        advanced=True,
+        optional=True,
+    )
+    boundary: float = row(
+        0.0,
+        "Where the noise of the high expert begins, as a share of all timesteps. 0 (default): as the model's authors "
+        "set it, for Wan 2.2 14B 0.875 from text and 0.9 from a picture.",
+        span=(0.01, 0.99, 0.005),
+        open=0.0,
+        advanced=True,
+        optional=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -102,7 +102,7 @@ def build_metadata(
         "date": created.isoformat(timespec="seconds"),
         "prediction_type": facts["prediction_type"],
         "trigger_phrase": ", ".join(triggers),
-        "timestep_range": f"{objective.min_timestep},{objective.max_timestep}",
+        "timestep_range": _timesteps(objective, base),
         "encoder_layer": str(facts["encoder_layer"]),
     }
     return {
@@ -114,6 +114,13 @@ def build_metadata(
         "atelier.config": json.dumps(_without_paths(config, base), sort_keys=True, ensure_ascii=False),
         **({"atelier.start": json.dumps(start, ensure_ascii=False)} if start is not None else {}),
     }
+
+
+def _timesteps(objective: ObjectiveConfig, base: BaseModel) -> str:
+    """Write the first and the last timestep that were trained."""
+    low, high = objective.min_timestep, objective.max_timestep
+    sides = base.levels.sides
+    return f"{max(low, sides[0].first)},{min(high, sides[-1].last)}" if sides else f"{low},{high}"
 
 
 def _without_paths(config: RunConfig, base: BaseModel) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..config import MOST_CONTROLS
 from .base import LevelDefaults
@@ -43,6 +43,14 @@ class Sampling:
     guidance: float | None = None  # distilled guidance; None where the model takes none
 
 
+class Halves(NamedTuple):
+    """A model of two files, its experts: the noisier one predicts from a time on, the other one below it."""
+
+    title: str
+    boundary: float  # of the model that draws from text
+    from_picture: float  # of the one that draws from a picture
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
     """An architecture, and the settings that a run takes for it where the person sets none."""
@@ -73,7 +81,7 @@ class Architecture:
     few: Mapping[str, Any] = field(default_factory=dict)  # how such a model draws, where unlike `FEW` and `sampling`
     # Patterns of names of distilled files, in lower case, beside those of all; with words for it, "" for what matched.
     few_steps: Mapping[str, str] = field(default_factory=dict)
-    halves: tuple[str, int] | None = None  # a model of two files, for much and little noise, and the timestep between
+    halves: Halves | None = None  # where it has models of two files, for much and little noise
     untried: bool = False  # no trainer's values were found
     # What tells its files, and what they are called then. A mark of several architectures stands in one of their rows.
     in_loras: Mapping[str, str] = field(default_factory=dict)  # patterns of layers' names with underscores for dots
@@ -456,7 +464,7 @@ ARCHITECTURES = (
         learning_rate=2e-4,
         resolution=768,
         source=MUSUBI,
-        halves=("Wan 2.2", 875),
+        halves=Halves("Wan 2.2", 0.875, 0.9),  # as its authors' configurations, wan_t2v_A14B.py and wan_i2v_A14B.py
         in_loras={r"blocks_\d+_(self|cross)_attn_[qkvo]$": "Wan"},
         diffusers=Conversion("WanTransformer3DModel", ("blocks.0.cross_attn.o",)),
     ),

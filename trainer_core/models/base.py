@@ -115,6 +115,13 @@ class NoiseModel:
     q: Tensor | None = None  # (N,) float32
 
 
+class Side(NamedTuple):
+    """The levels of noise at which one expert of a model predicts."""
+
+    first: int
+    last: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelDefaults:
     """What a family's trainers draw levels from, where Noise & Loss is left at auto."""
@@ -124,6 +131,12 @@ class LevelDefaults:
     by_tokens: tuple[float, float, int, int] | None = None  # instead: mu at so few and so many tokens; shift = exp(mu)
     token: int = 1  # sides of a picture's token in latent pixels, for by_tokens
     source: str = ""  # whose values these are, for people
+    sides: tuple[Side, ...] = ()  # of each expert of the model, from clean to noisy; () where it has one for all levels
+
+    def at(self, share: float, count: int) -> int:
+        """Find the level at a share of those that the model predicts, of so many in all."""
+        first, last = (self.sides[0].first, self.sides[-1].last) if self.sides else (0, count - 1)
+        return first + min(int(share * (last - first + 1)), last - first)
 
 
 class TextEncoder(Protocol):

@@ -123,15 +123,9 @@ class Objective:
         if self.config.stratified_timesteps:
             # The strata are shared out over the whole step; these are the ones of this micro-batch.
             strata = sample_strata(self.seed, index.step, index.step_samples)[index.first : index.first + count]
-        return sample_timesteps(
-            self.seed,
-            index.micro_batch,
-            count,
-            self.probabilities(batch.latents.shape[2:]),
-            self.config.min_timestep,
-            strata,
-            index.step_samples,
-        )
+        table, low = self.probabilities(batch.latents.shape[2:]), self.config.min_timestep
+        side = self.levels.sides[0] if self.levels.sides else None
+        return sample_timesteps(self.seed, index.micro_batch, count, table, low, strata, index.step_samples, side)
 
     def _noise(self, batch: Batch, levels: Tensor) -> Tensor:
         """Draw the noise of a micro-batch, (B, C, *axes) float32."""

@@ -9,9 +9,15 @@ from .path import PURE_NOISE, AffinePath
 from .timesteps import chosen_levels
 
 
-def check_objective(config: RunConfig, noise: NoiseModel) -> None:
-    """Raise ValueError for settings that do not suit the base model's kind of prediction."""
+def check_objective(config: RunConfig, noise: NoiseModel, family: LevelDefaults = PLAIN) -> None:
+    """Raise ValueError for settings that do not suit the base model's kind of prediction, or its levels."""
     objective = config.objective
+    for side in family.sides:
+        if side.last < objective.min_timestep or side.first > objective.max_timestep:
+            raise ValueError(
+                f"The model predicts at the timesteps {side.first} to {side.last}, and none of them is trained; set "
+                f"{setting('objective.min_timestep')} to 0 and {setting('objective.max_timestep')} to 999."
+            )
     if noise.kind not in (WEIGHTINGS[objective.weighting] or (noise.kind,)):
         raise ValueError(
             f"weighting {objective.weighting} is not for models that predict {noise.kind}, as this one does; set "
@@ -36,10 +42,12 @@ def _neglects_noise(objective: ObjectiveConfig, path: AffinePath) -> bool:
 
 def describe_levels(levels: LevelDefaults) -> str:
     """Describe a distribution of levels and its shift, such as "logit_normal, shift 2.2"."""
-    if levels.by_tokens is None:
-        return levels.distribution + (f", shift {levels.shift:g}" if levels.shift != 1 else "")
-    low, high, few, many = levels.by_tokens
-    return f"{levels.distribution}, shift exp({low:g}) at {few} tokens to exp({high:g}) at {many}"
+    shift = f", shift {levels.shift:g}" if levels.shift != 1 else ""
+    if levels.by_tokens is not None:
+        low, high, few, many = levels.by_tokens
+        shift = f", shift exp({low:g}) at {few} tokens to exp({high:g}) at {many}"
+    alone = f", timesteps {levels.sides[0].first} to {levels.sides[0].last} alone" if len(levels.sides) == 1 else ""
+    return levels.distribution + shift + alone
 
 
 def objective_remarks(config: RunConfig, noise: NoiseModel, family: LevelDefaults = PLAIN) -> list[str]:

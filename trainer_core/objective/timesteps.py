@@ -13,7 +13,7 @@ from torch import Tensor
 from ..common.axes import picture_axes
 from ..common.rng import generator, sample_uniform
 from ..config import ObjectiveConfig
-from ..models.base import LevelDefaults
+from ..models.base import LevelDefaults, Side
 from .path import AffinePath
 
 HALVINGS = 60  # of an interval, until a float64 cannot be halved
@@ -177,17 +177,29 @@ def sample_timesteps(
     low: int = 0,
     strata: Sequence[int] | None = None,
     strata_count: int = 1,
+    side: Side | None = None,
 ) -> Tensor:
     """Draw (count,) int64 timesteps from their cumulative probabilities, each with its own generator.
 
     low: the first timestep of the range. strata: for each sample the stratum that it is drawn from, one of strata_count
-    equally likely parts of the distribution.
+    equally likely parts of the distribution. side: the timesteps that are drawn, as often among each other as without.
     """
     draws = [sample_uniform(seed, "timestep", micro_batch, i) for i in range(count)]
     if strata is not None:
         draws = [(stratum + draw) / strata_count for stratum, draw in zip(strata, draws, strict=True)]
+    first, last = (0, len(cumulative) - 1) if side is None else (max(side.first - low, 0), side.last - low)
+    if side is not None:
+        below, mass = mass_of(side, cumulative, low)
+        draws = [below + mass * draw for draw in draws]
     indices = torch.searchsorted(cumulative, torch.tensor(draws, dtype=torch.float64), right=True)
-    return low + indices.clamp(max=len(cumulative) - 1)
+    return low + indices.clamp(first, min(last, len(cumulative) - 1))
+
+
+def mass_of(side: Side, cumulative: Tensor, low: int = 0) -> tuple[float, float]:
+    """Compute the probabilities of all timesteps below a side, and of the side; low: the first of the range."""
+    ends = [min(max(end - low, 0), len(cumulative)) for end in (side.first, side.last + 1)]
+    below, until = (float(cumulative[end - 1]) if end else 0.0 for end in ends)
+    return below, until - below
 
 
 def sample_strata(seed: int, step: int, count: int) -> list[int]:

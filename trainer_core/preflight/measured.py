@@ -101,7 +101,7 @@ def _pass_bytes(
     live = LiveBytes(kind_of(device).block)
     framings = [Framing.whole(size)] * count
     shape = (count, form.channels, *form.axes(size))
-    levels = torch.full((count,), len(base.noise.alpha) // 2)
+    levels = torch.full((count,), base.levels.at(0.5, len(base.noise.alpha)))
     with live, differentiable(base, shape):
         latents: Tensor = torch.zeros(shape, device=device)
         shown = [[each] * references for each in latents]

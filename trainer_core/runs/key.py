@@ -86,7 +86,8 @@ def _levels(config: ObjectiveConfig, family: LevelDefaults | None) -> dict[str, 
     chosen = chosen_levels(config, family or LevelDefaults())
     shift = chosen.shift if chosen.by_tokens is None else [*chosen.by_tokens, chosen.token]
     found = {"timestep_distribution": chosen.distribution}
-    return found if shift == 1 else found | {"timestep_shift": shift}
+    found |= {} if shift == 1 else {"timestep_shift": shift}
+    return found | ({"sides": [list(side) for side in chosen.sides]} if chosen.sides else {})
 
 
 def _digest(values: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ def measure_effect(run: Run) -> Effect:
     run.encode([sample])
     latents = run.encoded.latents(sample)[0][None].to(run.device)
     noise = torch.randn(latents.shape[1:], generator=generator(run.config.train.seed, "effect"))[None].to(run.device)
-    level = torch.tensor([len(path) // 2])
+    level = torch.tensor([run.objective.levels.at(0.5, len(path))])
     seen = run.passing([sample], draws_at(latents, noise, level, path.at(level, run.device)), run.reader(training=True))
     trained, frozen = seen.without_gradients().float(), seen.frozen().float()
     whole = float(frozen.norm())

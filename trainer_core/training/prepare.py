@@ -140,7 +140,7 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     if outline.host:
         outline.host.check(config)
     check_references(config, outline)
-    check_objective(config, outline.noise)
+    check_objective(config, outline.noise, outline.levels)
     terms = terms_of(config)
     check_lora_files(config, outline)
     check_samples(config.sample, outline.sampling, outline.title)

@@ -180,8 +180,8 @@ def measured_levels(run: Run) -> list[int]:
 
 
 def levels_at(run: Run, times: Sequence[float]) -> list[int]:
-    """Find the levels at these shares of all levels."""
-    return [int(t * len(run.objective.path)) for t in times]
+    """Find the levels at these shares of all that the model predicts."""
+    return [run.objective.levels.at(t, len(run.objective.path)) for t in times]
 
 
 def losses_at(run: Run, read: ReadConditioning, at: Sequence[int]) -> Iterator[tuple[range, Tensor]]:
@@ -234,7 +234,9 @@ def check_prediction(run: Run, read: ReadConditioning) -> list[str]:
     latents = torch.stack([run.encoded.latents(sample)[0] for sample in samples]).to(device)
     draws = [generator(seed, "kind", i) for i in range(len(samples))]
     noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
-    levels = torch.full((len(samples),), len(path) // 2)  # where epsilon and v differ, and a model can predict both
+    levels = torch.full(
+        (len(samples),), base.levels.at(0.5, len(path))
+    )  # where epsilon and v differ, and a model can predict both
     drawn = draws_at(latents, noise, levels, path.at(levels, device))
     prediction = run.passing(samples, drawn, read).without_gradients()
     errors = {

@@ -15,7 +15,7 @@ import comfy.model_detection
 import torch
 
 from ....trainer_core.common.wording import count
-from ....trainer_core.config import Defaults, Preset
+from ....trainer_core.config import ConnectedConfig, Defaults, Preset
 from ....trainer_core.models import Layer, LevelDefaults
 from ....trainer_core.models.architectures import (
     ARCHITECTURES,
@@ -34,6 +34,7 @@ from ....trainer_core.models.sd.family import TOY_CFG, TOY_CHANNELS
 from ....trainer_core.networks.layers.shape import is_matrix
 from ....trainer_core.objective import describe_levels
 from .beside import beside_of
+from .experts import sides_of
 from .layers import list_layers
 from .live import ATTENTION
 from .noise import NODE, is_flow, noise_model, own_shift
@@ -55,6 +56,7 @@ PRESETS = {
 BUT = r"(?<!un)(?<!de)(?<!de[-_ ])(?<!non)(?<!non[-_ ])"  # words before it that undo it
 # In names of files, lower case: of models that are distilled to a few steps. Some are longer words' beginnings.
 FEW_STEPS = rf"{BUT}(turbo|lightning|schnell|distill)|(?<![a-z])(lcm|hyper|dmd2?)(?![a-z])"
+OPEN = ConnectedConfig()
 MOST_FEW = 50  # steps that a name may tell; a larger number is one of training
 NO_ROW = Architecture(kind="", title="", classes=(), levels=LevelDefaults(), untried=True)  # of one not listed
 
@@ -117,13 +119,13 @@ def preset_of(layers: Iterable[Layer]) -> Preset:
     return usual if any(usual in layer.presets and is_matrix(layer.module) for layer in layers) else "full"
 
 
-def describe(patcher: Any, guidance: float = -1.0, clip: Any = None, sampled: Any = None) -> list[str]:
+def describe(patcher: Any, config: ConnectedConfig = OPEN, clip: Any = None, sampled: Any = None) -> list[str]:
     """List sentences on what a MODEL is and on the defaults it takes, for the person.
 
-    guidance: distilled guidance in training that the person sets; -1: none is set. clip: the CLIP beside it. sampled:
-    the MODEL that draws its samples instead.
+    clip: the CLIP beside it. sampled: the MODEL that draws its samples instead.
     """
-    row, latents = architecture_of(patcher), patcher.model.latent_format
+    row, latents, guidance = architecture_of(patcher), patcher.model.latent_format, config.guidance
+    levels = replace(row.levels, sides=sides_of(patcher, row.halves, config))
     kind = PREDICTS[noise_model(patcher).kind]
     drawing = sampled or patcher
     cfg, few = sampling_of(drawing), _few_steps_word(drawing)
@@ -134,7 +136,7 @@ def describe(patcher: Any, guidance: float = -1.0, clip: Any = None, sampled: An
     sentences = [
         f"{row.title}, weights in {_precision(patcher.model)}. It predicts {kind}.",
         f"Latents have {latents.latent_channels} channels. Sides of pictures are multiples of {row.step} pixels.",
-        f"Timesteps are drawn from {describe_levels(row.levels)} ({row.levels.source}).",
+        f"Timesteps are drawn from {describe_levels(levels)} ({row.levels.source}).",
         f"What you leave open becomes rank {row.rank}, learning rate {row.learning_rate:g}, resolution "
         f"{row.resolution}, caption dropout {row.caption_dropout:g} ({row.source}; the resolution is near the "
         "model's own).",
@@ -152,7 +154,7 @@ def describe(patcher: Any, guidance: float = -1.0, clip: Any = None, sampled: An
         sentences.append(f"Distilled guidance is {trained_with} and {cfg.guidance:g} in samples.")
     elif guidance >= 0 and row.classes:  # of others it is not known
         sentences.append(f"This MODEL takes no distilled guidance, so set guidance of {NODE} to -1.")
-    return sentences + _beside(row, patcher.model) + remarks(patcher, clip)
+    return sentences + _beside(row, patcher.model) + remarks(patcher, clip, config.noise_range)
 
 
 def _beside(row: Architecture, model: Any) -> list[str]:
@@ -166,20 +168,22 @@ def _beside(row: Architecture, model: Any) -> list[str]:
     return [f"It {does}: link Control Pictures to the dataset."]
 
 
-def remarks(patcher: Any, clip: Any = None) -> list[str]:
-    """List warnings about a MODEL, and the CLIP beside it, that can be trained but may surprise."""
+def remarks(patcher: Any, clip: Any = None, noise_range: str = "all") -> list[str]:
+    """List warnings about a MODEL, and the CLIP beside it, that can be trained but may surprise.
+
+    noise_range: the person's choice of what noise the MODEL is for.
+    """
     row, name = architecture_of(patcher), file_of(patcher).lower()
     sentences = list(filter(None, [distilled(patcher)]))
     if row.untried:
         sentences.append(
             f"No trainer's settings for {row.title} were found, so its defaults are untried. Look at samples early."
         )
-    if row.halves and ("high" in name or "low" in name) and "noise" in name:
-        (whole, border), part = row.halves, "high" if "high" in name else "low"
-        limits = f"min_timestep to {border}" if part == "high" else f"max_timestep to {border - 1}"
+    if (part := _half(row, name)) and part != noise_range:
+        assert row.halves is not None
         sentences.append(
-            f"By its name this is the {part}-noise half of {whole}. Set {limits} of Noise & Loss, so that it is "
-            "trained where it is used (for image to video: 900)."
+            f"By its name this is the {part}-noise expert of {row.halves.title}. Set noise_range of {NODE} to {part}, "
+            "so that it is trained where it is used."
         )
     if other := _other_clip(patcher.model, clip):
         sentences.append(other)
@@ -195,6 +199,12 @@ def remarks(patcher: Any, clip: Any = None) -> list[str]:
             "exact, and samples as that node says. Look at samples early, or link the MODEL without it."
         )
     return sentences
+
+
+def _half(row: Architecture, name: str) -> str:
+    """Tell by a file's name which expert of a model of two files it is: high or low; "" for neither."""
+    found = next((part for part in ("high", "low") if part in name), "")
+    return found if row.halves and "noise" in name else ""
 
 
 def distilled(patcher: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -142,7 +143,8 @@ class ComfyUIHost:
         shape = (1 + references, form.channels, *form.axes(size))
         noised, *shown = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device).split(1)
         beside = [[each[0] for each in shown]]
-        level = torch.full((1,), len(wired.denoiser.sigmas) // 2, device=device)
+        levels = replace(wired.architecture.levels, sides=wired.sides)
+        level = torch.full((1,), levels.at(0.5, len(wired.denoiser.sigmas)), device=device)
 
         def conditions(caption: Conditioning) -> BatchConditions:
             return ConnectedConditions(wired).batch([caption], [Framing.whole(size)], device, None, beside)

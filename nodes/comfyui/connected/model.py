@@ -97,8 +97,8 @@ class ConnectedModel:
 
     @property
     def levels(self) -> LevelDefaults:
-        """The architecture's distribution of levels."""
-        return self.architecture.levels
+        """The architecture's distribution of levels, and those that the MODEL predicts."""
+        return replace(self.architecture.levels, sides=self.wired.sides)
 
     @property
     def latents(self) -> LatentFormat:
@@ -162,7 +162,8 @@ class ConnectedSource:
 
     def remarks(self) -> list[str]:
         """List warnings about this model."""
-        return remarks(self._model.wired.model, self._model.wired.clip)
+        assert self.config.connected is not None
+        return remarks(self._model.wired.model, self._model.wired.clip, self.config.connected.noise_range)
 
     def digest(self, path: Path) -> str:
         """Compute the sha256 of a file that a model was loaded from."""

@@ -15,6 +15,7 @@ from .architecture import Architecture, architecture_of
 from .beside import beside_of, digest_of_painting
 from .clips import ConnectedEncoder, text_encoders
 from .denoiser import RawDenoiser
+from .experts import sides_of
 from .layers import list_layers
 from .live import LinkedModels
 from .noise import sigmas
@@ -37,6 +38,7 @@ class Wired:
         self.live = False  # whether they run in the steps of a session, with gradients
         self.marks: list[str] = []  # changes of their weights that `digests` does not have
         self.architecture: Architecture = architecture_of(self.model)
+        self.sides = sides_of(self.model, self.architecture.halves, config.connected)
         self.beside = beside_of(self.model.model)
         self.seen_as = config.connected.edit_text if self.architecture.seen else ""
         guidance = config.connected.guidance

@@ -1,5 +1,6 @@
 """Noise and timesteps: closed forms, published values and statistics; every draw is its sample's alone."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 from lora_atelier.trainer_core.common.rng import generator, sample_uniform
 from lora_atelier.trainer_core.config import ObjectiveConfig
 from lora_atelier.trainer_core.models.architectures import ARCHITECTURES
-from lora_atelier.trainer_core.models.base import LevelDefaults
+from lora_atelier.trainer_core.models.base import LevelDefaults, Side
 from lora_atelier.trainer_core.models.sd.noise import alphas_cumprod, noise_model
 from lora_atelier.trainer_core.objective import AffinePath, Batch, DrawIndex, Objective
 from lora_atelier.trainer_core.objective.noise import add_pyramid, offset_growth, perturb, sample_noise
@@ -380,3 +381,29 @@ def test_mixflow_shows_a_noisier_picture_than_it_tells_and_keeps_the_target(shar
     drawn = torch.tensor([sample_uniform(3, "mixflow", 2, i) for i in range(4)])
     seen = (told + drawn * share * (1 - told)).view(-1, 1, 1, 1)
     torch.testing.assert_close(mixed.noised, (1 - seen) * latents + seen * noise, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("side", [Side(0, 873), Side(874, 999), Side(950, 999)], ids=str)
+def test_an_expert_is_drawn_its_levels_as_often_among_each_other_as_without_one(side):
+    """All of 200 to 980; the middle of its own is where half of their probability lies below."""
+    config = ObjectiveConfig(min_timestep=200, max_timestep=980)
+    family = LevelDefaults(distribution="logit_normal", shift=3.0)
+    whole, own = (
+        Objective(config, AffinePath(flow_noise()).noise, 3, dataclasses.replace(family, sides=sides))
+        for sides in ((), (side,))
+    )
+    single = whole.probabilities((1, 1)).diff(prepend=torch.zeros(1, dtype=torch.float64))
+    first, last = max(side.first, 200), min(side.last, 980)
+    expected = single[first - 200 : last - 199] / single[first - 200 : last - 199].sum()
+    batch = Batch(index=DrawIndex(micro_batch=0, step=0), latents=torch.zeros(2000, 1, 1, 1), weights=torch.ones(2000))
+    drawn = own.draw(batch, torch.device("cpu")).levels
+    assert first <= drawn.min() and drawn.max() <= last
+    for edge in range(first + 1, last, 20):
+        sure = float(expected[: edge - first].sum())
+        assert abs(float((drawn < edge).double().mean()) - sure) < 4.5 * (0.25 / 2000) ** 0.5
+
+
+def test_levels_are_looked_at_where_the_model_predicts():
+    assert [LevelDefaults().at(share, 1000) for share in (0.0, 0.1, 0.5, 0.999, 1.0)] == [0, 100, 500, 999, 999]
+    high = LevelDefaults(sides=(Side(874, 999),))
+    assert [high.at(share, 1000) for share in (0.0, 0.5, 1.0)] == [874, 937, 999]

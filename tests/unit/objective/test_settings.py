@@ -3,7 +3,7 @@
 import pytest
 
 from lora_atelier.trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig, ObjectiveConfig, RunConfig
-from lora_atelier.trainer_core.models.base import LevelDefaults
+from lora_atelier.trainer_core.models.base import LevelDefaults, Side
 from lora_atelier.trainer_core.models.sd.noise import noise_model
 from lora_atelier.trainer_core.objective import check_objective, describe_levels, objective_remarks
 from lora_atelier.trainer_core.objective.path import flow_noise
@@ -12,6 +12,7 @@ from lora_atelier.trainer_core.runs import key as keys
 
 SOMEONE = LevelDefaults(distribution="logit_normal", shift=2.2, source="someone's trainer")
 BY_TOKENS = LevelDefaults(distribution="logit_normal", by_tokens=(0.5, 1.15, 256, 4096), token=2, source="another's")
+HIGH = LevelDefaults(sides=(Side(874, 999),))
 
 
 def run_of(**objective):
@@ -26,6 +27,13 @@ def test_levels_are_described_in_words():
     assert describe_levels(LevelDefaults()) == "uniform"
     assert describe_levels(SOMEONE) == "logit_normal, shift 2.2"
     assert describe_levels(BY_TOKENS) == "logit_normal, shift exp(0.5) at 256 tokens to exp(1.15) at 4096"
+    assert describe_levels(HIGH) == "uniform, timesteps 874 to 999 alone"
+
+
+def test_an_expert_of_whose_levels_none_is_trained_is_refused():
+    check_objective(run_of(max_timestep=874), flow_noise(), HIGH)
+    with pytest.raises(ValueError, match="predicts at the timesteps 874 to 999, and none of them is trained; set min"):
+        check_objective(run_of(max_timestep=873), flow_noise(), HIGH)
 
 
 def test_the_levels_of_a_family_are_told_and_those_of_the_settings_are_not():
@@ -77,5 +85,12 @@ def test_a_run_is_known_by_what_it_draws_from_whoever_chose_it():
     uniform = {"timestep_distribution": "uniform", "timestep_shift": 1.0}
     assert plain == key(LevelDefaults(source="anyone")) == key(**uniform) == key(SOMEONE, **uniform)
     assert key(SOMEONE) == key(timestep_distribution="logit_normal", timestep_shift=2.2)
-    others = [key(SOMEONE), key(BY_TOKENS), key(SOMEONE, timestep_shift=1), key(SOMEONE, timestep_shift=3), plain]
+    others = [
+        key(SOMEONE),
+        key(BY_TOKENS),
+        key(SOMEONE, timestep_shift=1),
+        key(SOMEONE, timestep_shift=3),
+        key(HIGH),
+        plain,
+    ]
     assert len(set(others)) == len(others)

@@ -47,6 +47,8 @@ def _connected() -> Iterable[Row]:
         optional=True,
     )
     yield CONNECTED["edit_text"]
+    yield CONNECTED["noise_range"]
+    yield CONNECTED["boundary"]
 
 
 def _concept() -> Iterable[Row]:
