@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import web
 from PIL import Image
 
+from ..trainer_core.common.sample_names import FORMATS
 from ..trainer_core.common.values import is_count
 from ..trainer_core.common.wording import bytes_of, say
 from ..trainer_core.config import plain_folder, plain_name
@@ -163,8 +164,8 @@ def thumbnail(path: Path, request: web.Request) -> web.Response:
 
 
 def drawn_small(file: Path) -> bytes:
-    """Draw a PNG of at most SIDE x SIDE pixels as WebP; raises DECODER_ERRORS."""
-    with _drawing, Image.open(file, formats=["PNG"]) as picture:
+    """Draw a sample, of a clip its first frame, in at most SIDE x SIDE pixels as WebP; raises DECODER_ERRORS."""
+    with _drawing, Image.open(file, formats=FORMATS) as picture:
         if file.stat().st_size > LARGEST_SAMPLE or picture.width * picture.height > MOST_PIXELS:
             raise ValueError("too large")
         small = picture.convert("RGB")

@@ -53,8 +53,9 @@ class AtelierTrain(Node):
                 io.LossMap.Output(display_name="LOSS_MAP", tooltip="The loss of each step, for Plot Loss Graph."),
                 io.Image.Output(
                     display_name="SAMPLES",
-                    tooltip="One picture per line of sample_prompts of Saves & Samples, as one batch: where sizes "
-                    "differ, smaller pictures are centred on black. Without prompts, nodes linked here are skipped.",
+                    tooltip="One picture per line of sample_prompts of Saves & Samples, as one batch, of a clip all "
+                    "frames in order: where sizes differ, smaller pictures are centred on black. Without prompts, "
+                    "nodes linked here are skipped.",
                 ),
                 io.String.Output(display_name="LORA_PATH", tooltip="Full path of the saved file."),
                 io.Image.Output(display_name="LOSS_PLOT", tooltip="The loss over the run as a picture."),

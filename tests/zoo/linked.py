@@ -56,11 +56,15 @@ class PooledVae:
         self.latent_channels = form.latent_channels
         self.pixels = self.EFFNET if row == "cascade_c" else form.spacial_downscale_ratio
         self.latent_dim = form.latent_dimensions
+        self.time = getattr(form, "temporal_downscale_ratio", 4)  # frames for each step behind the first
         self.first_stage_model = nn.Identity()
         self.patcher = SimpleNamespace(model=self.first_stage_model)
 
     def spacial_compression_encode(self) -> int:
         return self.pixels
+
+    def temporal_compression_decode(self) -> int | None:
+        return self.time if self.latent_dim == 3 else None
 
     def encode(self, pixels: Tensor) -> Tensor:
         means = F.avg_pool2d(pixels.movedim(-1, 1) * 2 - 1, self.pixels)
@@ -69,9 +73,13 @@ class PooledVae:
         return latents[:, :, None] if self.latent_dim == 3 else latents
 
     def decode(self, latents: Tensor) -> Tensor:
-        flat = latents.flatten(2, 3) if latents.ndim == 5 else latents
-        pictures = F.interpolate(flat[:, :3].sigmoid(), scale_factor=self.pixels)
-        return pictures.movedim(1, -1)
+        clip = latents.ndim == 5
+        flat = latents.movedim(2, 1).flatten(0, 1) if clip else latents
+        pictures = F.interpolate(flat[:, :3].sigmoid(), scale_factor=self.pixels).movedim(1, -1)
+        if not clip:
+            return pictures
+        frames = pictures.unflatten(0, (len(latents), -1))
+        return torch.cat([frames[:, :1], frames[:, 1:].repeat_interleave(self.time, 1)], 1)
 
 
 def rows() -> list[str]:

@@ -11,6 +11,7 @@ from .base import LONGEST_TEXT, Config
 from .dataset import MOST_CONTROLS
 
 MOST_PROMPTS = 1000
+MOST_FRAMES = 1024  # of a clip
 SIDES = (64, 8192)  # pixels
 SIDE_STEP = 8  # pixels; sides are rounded down to its multiples
 _SWITCH = re.compile(r"(?<!\S)--([^\W_]\S*)")  # a word of its own: "black--white" and " -- " are text
@@ -43,6 +44,7 @@ class PromptLine(Config):
     seed: int | None = None
     guidance: float | None = None  # distilled guidance, 0..100
     sampler: str | None = None  # by ComfyUI's name
+    frames: int | None = None  # of a clip, 1..1024
     controls: tuple[str, ...] | None = None  # control pictures, in the order in which the model sees them
 
 
@@ -133,6 +135,7 @@ _SWITCHES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "l": ("cfg", _number(0.01, 100)),
     "g": ("guidance", _number(0, 100)),
     "ss": ("sampler", _sampler),
+    "f": ("frames", _whole(1, MOST_FRAMES)),
     "ci": ("controls", _file),
 }
 KNOWN = ", ".join(f"--{name}" for name in _SWITCHES)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import ClassVar, Literal, get_args
 
 from .base import LONGEST_TEXT, Config
-from .prompt_lines import PromptLine, parse_line
+from .prompt_lines import MOST_FRAMES, PromptLine, parse_line
 from .rows import row
 
 LISTED = 12  # samplers that a message names
@@ -33,6 +33,12 @@ class SamplingDefaults:
     samplers: Collection[str] = OWN_SAMPLERS  # that can be chosen
     scheduler: str = "normal"
     guidance: float | None = None  # distilled guidance; None where the model takes none
+    time: int = 0  # frames of a clip for each step of its latents behind the first; 0: the model draws no clips
+    rate: int = 0  # frames a second of a clip
+
+    def length(self, frames: int) -> int:
+        """Round the frames of a clip down to what the model draws: so many times `time`, and the first one."""
+        return 1 + (frames - 1) // self.time * self.time if self.time else 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +56,8 @@ class SamplePicture(Config):
     scheduler: str
     guidance: float | None  # distilled guidance; None where the model takes none
     controls: tuple[str, ...] = ()  # control pictures, as the line names them
+    frames: int = 1  # of a clip; 1: a picture
+    rate: int = 0  # frames a second of a clip; 0: of a picture
 
     @property
     def size(self) -> tuple[int, int]:
@@ -68,9 +76,9 @@ class SampleConfig(Config):
         (),
         "Prompts of the sample pictures, one per line, for the output SAMPLES of Train LoRA. Empty = none. A line "
         "may set its own values, as in sd-scripts: --n negative prompt, --w width, --h height, --s steps, --l CFG "
-        "scale, --g distilled guidance, --d seed, --ss sampler, --ci control picture (its full path, or its name in"
-        " the folder of Control Pictures). {caption} stands for a caption of the dataset. Lines that begin with # are "
-        "left out. With an EMA (ema_decay of Optimizer) all are drawn with it as well.",
+        "scale, --g distilled guidance, --d seed, --ss sampler, --f frames of a clip, --ci control picture (its full "
+        "path, or its name in the folder of Control Pictures). {caption} stands for a caption of the dataset. Lines "
+        "that begin with # are left out. With an EMA (ema_decay of Optimizer) all are drawn with it as well.",
         multiline=True,
         label="sample_prompts",
     )
@@ -131,6 +139,16 @@ class SampleConfig(Config):
         optional=True,
         label="sample_scheduler",
     )
+    frames: int = row(
+        1,
+        "Frames of the samples whose line has no --f, for models of video. More than 1 draws a clip, kept as animated "
+        "WebP, with as many frames as the model takes at most: 4n+1 for Wan. 1 (default) = a picture.",
+        span=(1, MOST_FRAMES),
+        unit="frames",
+        advanced=True,
+        optional=True,
+        label="sample_frames",
+    )
 
     def check(self) -> None:
         """Refuse sides that no latents have."""
@@ -163,6 +181,7 @@ class SampleConfig(Config):
 
         Without a seed of its own picture i has seed + i.
         """
+        lengths = [defaults.length(line.frames or self.frames) for line in self.lines()]
         return [
             SamplePicture(
                 prompt=line.prompt,
@@ -176,6 +195,8 @@ class SampleConfig(Config):
                 scheduler=defaults.scheduler if self.scheduler == AUTO else self.scheduler,
                 guidance=defaults.guidance if line.guidance is None else line.guidance,
                 controls=line.controls or (),
+                frames=lengths[i],
+                rate=defaults.rate if lengths[i] > 1 else 0,
             )
             for i, line in enumerate(self.lines())
         ]
@@ -196,4 +217,10 @@ def check_samples(config: SampleConfig, defaults: SamplingDefaults, title: str) 
             raise ValueError(
                 f"Prompt {number} sets --g, but {title} takes no distilled guidance; remove --g from "
                 f"{SampleConfig.named('prompts')}, or set the CFG scale by --l."
+            )
+        if (line.frames or config.frames) > 1 and not defaults.time:
+            place = f"--f in {SampleConfig.named('prompts')}" if line.frames else SampleConfig.named("frames")
+            raise ValueError(
+                f"Prompt {number} asks for {line.frames or config.frames} frames, but {title} draws single pictures; "
+                f"set {place} to 1."
             )

@@ -72,6 +72,7 @@ class Architecture:
     resolution: int = 1024
     caption_dropout: float = 0.05
     source: str = "rank as OneTrainer, learning rate and caption dropout as ai-toolkit"  # of these
+    rate: int = 0  # frames a second of the clips that it draws; 0: it draws single pictures
     references: int = 0  # control pictures that it reads at most, as ComfyUI's reference latents
     alone: bool = False  # it also draws from a caption alone, its channels for a control picture empty
     seen: bool = False  # its text encoder reads control pictures, too
@@ -209,6 +210,7 @@ ARCHITECTURES = (
         base_version="hunyuan_video_1_5",
         levels=middle("musubi-tuner, docs/hunyuan_video_1_5.md", 2.0),
         sampling=Sampling(cfg=6.0),
+        rate=24,
         rank=32,
         resolution=768,
         source=MUSUBI,
@@ -226,6 +228,7 @@ ARCHITECTURES = (
         levels=middle("musubi-tuner, docs/hunyuan_video.md", 7.0),
         guidance=1.0,
         sampling=Sampling(cfg=1.0, guidance=6.0),
+        rate=24,
         rank=32,
         learning_rate=2e-4,
         resolution=768,
@@ -271,6 +274,7 @@ ARCHITECTURES = (
         base_version="kandinsky5",
         levels=middle("musubi-tuner, docs/kandinsky5.md", 5.0),
         sampling=Sampling(steps=50, cfg=3.5),
+        rate=24,
         rank=32,
         source=MUSUBI,
         in_loras={"visual_transformer_blocks": "Kandinsky 5"},
@@ -425,6 +429,7 @@ ARCHITECTURES = (
         classes=("CosmosT2V", "CosmosI2V", "CosmosVideo"),
         levels=middle(NONE_FOUND),
         sampling=Sampling(cfg=6.5, scheduler="karras", sampler="res_multistep"),
+        rate=24,
         resolution=704,
         untried=True,
         in_files={"blocks.block0.blocks.0.": "a Cosmos model"},
@@ -436,6 +441,7 @@ ARCHITECTURES = (
         classes=("CosmosT2IPredict2", "CosmosI2VPredict2", "CosmosPredict2"),
         levels=middle(NONE_FOUND),
         sampling=Sampling(steps=35),
+        rate=16,
         untried=True,
         in_loras={"adaln_modulation_|cross_attn_output_proj": "Cosmos or Anima"},
         in_files={"blocks.0.mlp.layer1.": "a Cosmos or Anima model"},
@@ -460,6 +466,7 @@ ARCHITECTURES = (
         base_version="wan",
         levels=WAN,
         sampling=Sampling(cfg=5.0),
+        rate=16,
         rank=32,
         learning_rate=2e-4,
         resolution=768,
@@ -484,6 +491,7 @@ ARCHITECTURES = (
         classes=("GenmoMochi",),
         levels=middle(OWN_SHIFT, OWN),
         sampling=Sampling(steps=30, cfg=4.5),
+        rate=24,
         resolution=512,
         untried=True,
         in_loras={"attn_qkv_[xy]$": "Mochi"},
@@ -522,6 +530,7 @@ ARCHITECTURES = (
         classes=("LTXV",),
         levels=middle(OWN_SHIFT, OWN),
         sampling=Sampling(steps=30, cfg=3.0),
+        rate=25,
         resolution=768,
         untried=True,
         in_loras={"adaln_single|patchify_proj": "PixArt or LTX"},
@@ -534,6 +543,7 @@ ARCHITECTURES = (
         classes=("LTXAV",),
         levels=middle("its scheduler at its longest sequence, as Unsloth", 7.768),  # exp(2.05)
         sampling=Sampling(steps=30, cfg=3.0),
+        rate=25,
         resolution=768,
     ),
     Architecture(
@@ -564,6 +574,7 @@ ARCHITECTURES = (
         base_version="wan",
         levels=WAN,
         sampling=Sampling(cfg=5.0),
+        rate=24,
         rank=32,
         learning_rate=2e-4,
         resolution=704,

@@ -393,7 +393,7 @@ class Sampler(Protocol):
         references: Sequence[Tensor] = (),
         painted: Tensor | None = None,
     ) -> Tensor:
-        """Draw a sample, (1, H, W, 3) in 0..1.
+        """Draw a sample, (T, H, W, 3) in 0..1: a picture, or the frames of a clip.
 
         references: its control pictures, as encoded, (C, *axes) each. painted: (1, C, *axes) from `Inpainting.blank`.
         """

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..common.sample_names import tag_of
 from .event import About, Event
 from .sender import Sender, Service
 from .settings import Outward, ServiceSettings
@@ -232,7 +233,7 @@ def _logged(event: Event, image: Callable[[str], Any] | None) -> dict[str, Any]:
 
 def _named(path: Path) -> str:
     """Name a sample by its prompt, as `samples/1`."""
-    return f"samples/{path.stem.split('-', 2)[-1]}"
+    return f"samples/{tag_of(path.name)}"
 
 
 def _key(name: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from ..common.files import folder_size
+from ..common.sample_names import sample_name
 from ..common.values import is_texts
 from ..common.wording import printable
 from .folder import PICTURE, SAMPLES, RunFolder
@@ -20,7 +21,6 @@ MOST_FILES = 200
 LONGEST = 500  # characters of a setting
 GIVEN = "base_model.tokenizer"  # ComfyUI's own folder, which no node has an input for
 _ABSOLUTE = re.compile(r"[A-Za-z]:[\\/]|[\\/]")  # paths of either system; 0:1 is a point of a curve
-_SAMPLE = re.compile(r"step-([0-9]{8,12})-([0-9]{1,4})(-[a-z]{1,20})?\.png")
 
 
 def settings_of(run: RunFolder) -> dict[str, Any]:
@@ -86,15 +86,15 @@ def last_part(path: str) -> str:
 
 
 def sample_files(run: RunFolder) -> list[Path]:
-    """List the pictures drawn for a run, by step, prompt and weights, the newest MOST_SAMPLES; no links."""
+    """List the pictures and clips drawn for a run, by step, prompt and weights, the newest MOST_SAMPLES; no links."""
     folder = run.path / SAMPLES
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
         found = [
-            (int(match[1]), int(match[2]), match[3] or "", entry.name)
+            (name, entry.name)
             for entry in entries
-            if (match := _SAMPLE.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
+            if (name := sample_name(entry.name)) and entry.is_file(follow_symlinks=False)
         ]
     return [folder / name for *_, name in sorted(found)[-MOST_SAMPLES:]]
 

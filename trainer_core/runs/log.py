@@ -13,6 +13,7 @@ from typing import Any
 from ..common.callbacks import Callbacks, StepReport
 from ..common.files import written_whole
 from ..common.leftovers import sweep
+from ..common.sample_names import tag_of
 from ..common.smooth import RunningMean, window_of
 from ..config import setting
 
@@ -104,14 +105,17 @@ class Log:
         self._write(steps, {f"validation_{level}": loss for level, loss in losses.items()})
 
     def samples(self, step: int, paths: Sequence[Path]) -> None:
-        """Show the pictures that were drawn after a step, each prompt under a name of its own; only in TensorBoard."""
+        """Show what was drawn after a step, each prompt under a name of its own, of clips the first frame.
+
+        Only in TensorBoard.
+        """
         import numpy as np  # imported here, so that lists of runs need no image library
         from PIL import Image
 
         for path in paths:
             with Image.open(path) as picture:
                 pixels = np.array(picture.convert("RGB"))
-            self._events.add_image(f"samples/{path.stem.split('-', 2)[2]}", pixels, step, dataformats="HWC")
+            self._events.add_image(f"samples/{tag_of(path.name)}", pixels, step, dataformats="HWC")
         self._events.flush()
 
     def _write(self, step: int, values: Mapping[str, float | None]) -> None:

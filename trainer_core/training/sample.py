@@ -31,7 +31,7 @@ def sample_images(
     encoded: Encoded | None = None,
     callbacks: Callbacks | None = None,
 ) -> Iterator[tuple[SamplePicture, Tensor]]:
-    """Draw one picture per prompt, (H, W, 3) float32 in 0..1 on the CPU, and tell what it was drawn with.
+    """Draw a picture or clip per prompt, (T, H, W, 3) float32 in 0..1 on the CPU, and tell what it was drawn with.
 
     encode: turns a prompt into its conditioning, by default with the base model's text encoders. encoded: holds the
     control pictures of prompts that name some. Moves the denoiser to the device.
@@ -61,7 +61,7 @@ def sample_images(
             with on_device(base.autoencoder.module, device) as vae:
                 image, _ = with_room(base.autoencoder.decode, vae, device, latents)
         callbacks.phase(say("sampling"), done, len(wanted))
-        yield picture, image[0].cpu()
+        yield picture, image[: picture.frames].cpu()
 
 
 def _encoder(base: BaseModel, device: torch.device) -> ReadConditioning:

@@ -270,6 +270,12 @@ def sampling_of(patcher: Any) -> Sampling:
     return usual if _takes_guidance(patcher.model) else replace(usual, guidance=None)
 
 
+def clip_rate(patcher: Any) -> int:
+    """Find the frames a second of the clips that a MODEL draws; 0 where it draws single pictures."""
+    row = _row(patcher.model.model_config, type(patcher.model).__name__)
+    return row.rate if row and patcher.model.latent_format.latent_dimensions > 2 else 0
+
+
 def resolution_of(patcher: Any) -> int:
     """Find the side of the pictures, in pixels, that a MODEL draws best, also of one that cannot be trained."""
     row = _row(patcher.model.model_config, type(patcher.model).__name__)

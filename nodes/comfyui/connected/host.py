@@ -34,6 +34,12 @@ class ComfyUIHost:
 
     def check(self, config: RunConfig) -> None:
         """Raise ValueError for settings that a connected model cannot have."""
+        clips = any((line.frames or config.sample.frames) > 1 for line in config.sample.lines())
+        if clips and self._wired.beside.controls:
+            raise ValueError(
+                f"{self._wired.name} draws from a control picture, which is a single frame, so its samples are "
+                f"pictures; set {setting('sample.frames')} to 1, and remove --f from {setting('sample.prompts')}."
+            )
         for number, name in enumerate(RATES[1:3]):
             if getattr(config.optimizer, name) and (why := self._untrained(number, config)):
                 raise ValueError(f"{why}; set {setting(f'optimizer.{name}')} to 0.")
@@ -195,7 +201,8 @@ class ComfyUISampler:
         references: Sequence[Tensor] = (),
         painted: Tensor | None = None,
     ) -> Tensor:
-        """Draw a sample, (1, H, W, 3) in 0..1."""
+        """Draw a sample, (T, H, W, 3) in 0..1: a picture, or the frames of a clip."""
         model = self._drawing or self._wired.model
-        latents = draw(model, (prompt, negative), picture, check, references, painted)
+        time = vae.frames_per_step(self._wired.vae) if picture.frames > 1 else 1
+        latents = draw(model, (prompt, negative), picture, check, references, painted, time)
         return vae.decode(self._wired.vae, latents)

@@ -15,7 +15,7 @@ from ....trainer_core.common.files import file_digest
 from ....trainer_core.config import BaseModelConfig, Defaults, SamplingDefaults
 from ....trainer_core.models import LatentFormat, LevelDefaults, NoiseModel, Part
 from . import identity
-from .architecture import defaults_of, preset_of, remarks, sampling_of
+from .architecture import clip_rate, defaults_of, preset_of, remarks, sampling_of
 from .beside import ConnectedInpainting
 from .check import check_connected, check_partner
 from .encoding import ConnectedControls, ConnectedText, ConnectedVae
@@ -25,6 +25,7 @@ from .live import LinkedModels
 from .noise import noise_model
 from .predicting import ConnectedConditions, ConnectedDenoiser, ConnectedLayers
 from .sampling import SAMPLERS
+from .vae import frames_per_step
 from .wired import SINGLE, Wired
 
 PREFIX = "lora_unet"  # of the denoiser's layers in our LoRA files, as sd-scripts names it for every architecture
@@ -79,7 +80,8 @@ class ConnectedModel:
     @property
     def sampling(self) -> SamplingDefaults:
         """The architecture's sampling; that of the partner, where one draws the samples."""
-        own = sampling_of(self.wired.partner or self.wired.model)
+        drawing = self.wired.partner or self.wired.model
+        own, rate = sampling_of(drawing), clip_rate(drawing)
         return SamplingDefaults(
             steps=own.steps,
             cfg=own.cfg,
@@ -87,6 +89,8 @@ class ConnectedModel:
             samplers=SAMPLERS,
             scheduler=own.scheduler,
             guidance=own.guidance,
+            time=frames_per_step(self.wired.vae) if rate else 0,
+            rate=rate,
         )
 
     @property

@@ -27,15 +27,17 @@ def draw(
     check: Callable[[], None],
     references: Sequence[Tensor] = (),
     painted: Tensor | None = None,
+    time: int = 1,
 ) -> Tensor:
     """Draw a sample with a MODEL as it is now; return latents in the VAE's scale.
 
     prompts: the prompt and the negative prompt. Both get the references, latents (C, h, w) of control pictures in the
-    VAE's scale, and painted, (1, C, h, w) for an inpainting MODEL.
+    VAE's scale, and painted, (1, C, h, w) for an inpainting MODEL. time: frames of a clip for each step of its latents.
     """
     form = model.model.latent_format
     height, width = (side // form.spacial_downscale_ratio for side in (picture.height, picture.width))
-    latents = with_time(model.model, torch.zeros(1, form.latent_channels, height, width))
+    clip = ((picture.frames - 1) // time + 1,) if picture.frames > 1 else ()
+    latents = with_time(model.model, torch.zeros(1, form.latent_channels, *clip, height, width))
     given: dict[str, Any] = {} if picture.guidance is None else {"guidance": picture.guidance}
     beside = beside_of(model.model)  # a partner may read other things
     given |= shown(model.model, beside, references)

@@ -39,9 +39,14 @@ def encode_plain(vae: Any, pixels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def decode(vae: Any, latents: Tensor) -> Tensor:
-    """Decode latents in the VAE's own scale, with or without a time axis, to (B, H, W, 3) pictures in 0..1."""
+    """Decode latents in the VAE's own scale to (B, H, W, 3) pictures in 0..1, or to all frames of clips."""
     pictures = vae.decode(latents)
     return pictures.reshape(-1, *pictures.shape[-3:]).float().clone()
+
+
+def frames_per_step(vae: Any) -> int:
+    """Tell how many frames of a clip one step of its latents holds, behind the first, which holds one; else 1."""
+    return vae.temporal_compression_decode() or 1
 
 
 def with_time(model: Any, latents: Tensor) -> Tensor:

@@ -245,3 +245,18 @@ def test_a_prompt_may_ask_for_a_caption():
     assert [line.prompt for line in config.lines()] == ["a 0 mossling", "a 0 mossling at night", "a cat"]
     full = SampleConfig(prompts=("{caption}, {caption} --d 3",)).with_caption("word " * LONGEST_TEXT)
     assert full.lines()[0].seed == 3
+
+
+def test_frames_are_of_a_line_then_of_all_and_rounded_down_to_what_the_model_takes():
+    wan, ltx = SamplingDefaults(time=4, rate=16), SamplingDefaults(time=8, rate=25)
+    config = SampleConfig(prompts=("a --f 20", "b", "c --f 1", "d --f 8"), frames=33)
+    assert [(each.frames, each.rate) for each in config.pictures(wan)] == [(17, 16), (33, 16), (1, 0), (5, 16)]
+    assert [(each.frames, each.rate) for each in config.pictures(ltx)] == [(17, 25), (33, 25), (1, 0), (1, 0)]
+    check_samples(config, wan, "Wan")
+    check_samples(SampleConfig(prompts=("a --f 1",)), SD, "Stable Diffusion 1")
+    with pytest.raises(ValueError, match=r"Prompt 1 asks for 20 frames, but Flux draws .* set --f in sample_prompts"):
+        check_samples(config, COMFYUI, "Flux")
+    with pytest.raises(ValueError, match=r"Prompt 1 asks for 33 frames, but Flux .* set sample_frames of Saves & Samp"):
+        check_samples(SampleConfig(prompts=("a",), frames=33), COMFYUI, "Flux")
+    with pytest.raises(ValueError, match="--f is '0' in line 1 of prompts; set it to a whole number from 1 to 1024"):
+        parse_prompts("a --f 0", "prompts")

@@ -42,7 +42,7 @@ def _saves() -> Iterable[Row]:
     # Folder and name in one, so that what cannot be is refused in one sentence.
     yield replace(SAVES["file_name"], default="atelier/{name}")
     yield from (SAVES["overwrite"], TRAIN["save_dtype"], TRAIN["log"], SAVES["sample_at_start"])
-    yield from (SAMPLE["sampler"], SAMPLE["scheduler"])
+    yield from (SAMPLE["sampler"], SAMPLE["scheduler"], SAMPLE["frames"])
 
 
 BUCKETS = linked("buckets", "ATELIER_BUCKETS", "Optional, from Buckets: more resolutions, fixed sizes, limits.", True)

@@ -253,7 +253,7 @@ def put_prompts(found: Imported, lines: list[str]) -> None:
 
     def known(match: re.Match[str]) -> str:
         flag = {"ctrl_img": "ci", "ctrl_img_1": "ci"}.get(match.group(1), match.group(1))
-        if flag in ("n", "w", "h", "d", "s", "l", "g", "ss", "ci"):
+        if flag in ("n", "w", "h", "d", "s", "l", "g", "ss", "f", "ci"):
             return f" --{flag} {match.group(2).strip()}"
         found.leave(f"sample prompt --{flag}", match.group(2).strip())
         return ""

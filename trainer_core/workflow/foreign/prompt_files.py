@@ -20,6 +20,7 @@ SWITCHES = {
     "guidance_scale": "g",
     "seed": "d",
     "sample_sampler": "ss",
+    "frame_count": "f",
 }
 
 
