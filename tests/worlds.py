@@ -80,7 +80,8 @@ def carry_out(job: dict[str, Any], material: Material, folder: Path, world: Worl
             ask(runs[0], word)
 
     with ExitStack() as stack:
-        stack.enter_context(without_estimates(list(LADDER)))
+        ladder = [memory.replace(compute=config.memory.compute) for memory in LADDER]
+        stack.enter_context(without_estimates(ladder))
         stack.enter_context(counted(seen))
         for name, value in job.get("watched", {}).items():
             stack.enter_context(mock.patch.object(fit, name, value))

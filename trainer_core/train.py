@@ -23,8 +23,10 @@ from .runs import Checkpoint
 from .runs.asked import Paused
 from .runs.publish import Destination
 from .training.batch import ReadConditioning, read_batch
+from .training.calibrate import calibrate
+from .training.compute import settle_compute
 from .training.conditioning import freeze_stopped, text_is_trained
-from .training.guard import Guard, calibrate_guarded
+from .training.guard import Guard, looked_at
 from .training.job import Job
 from .training.prepare import apply_memory, resume_run
 from .training.result import Result, finish
@@ -113,8 +115,9 @@ def carry_out(
                     apply_memory(run, ladder[0])
                     if checkpoint is not None:
                         resume_run(run, checkpoint)
-                    else:
-                        calibrate_guarded(run, ladder)
+                    looked_at(run, ladder, settle_compute)
+                    if checkpoint is None:
+                        looked_at(run, ladder, calibrate)
                     train(run, ladder)
                 if not run.world.leads:
                     return None

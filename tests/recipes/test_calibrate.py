@@ -15,7 +15,7 @@ from lora_atelier.trainer_core.objective import Pass
 from lora_atelier.trainer_core.training import calibrate as looking
 from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.calibrate import calibrate, covariance_product, right_vectors
-from lora_atelier.trainer_core.training.guard import calibrate_guarded
+from lora_atelier.trainer_core.training.guard import looked_at
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
 BATCHES = 2
@@ -164,10 +164,10 @@ def test_where_memory_runs_out_the_first_batches_are_read_again_with_less(
     ladder = [config.memory.replace(checkpointing=level) for level in ("0", "1", "2")]
     with made.network.attached():
         with pytest.raises(torch.cuda.OutOfMemoryError):  # again: settings are lowered once, as in a step
-            calibrate_guarded(made, ladder)
+            looked_at(made, ladder, calibrate)
         assert [each.checkpointing for each in ladder] == ["1", "2"] and made.memory == ladder[0]
         monkeypatch.setattr(Pass, work, original)
-        calibrate_guarded(made, ladder)
+        looked_at(made, ladder, calibrate)
     assert len(ladder) == 2
     assert [note for note in notes if "Out of memory at the first batches" in note] == notes and len(notes) == 1
     assert "with gradient checkpointing 1" in notes[0]

@@ -18,6 +18,7 @@ from lora_atelier.trainer_core.memory import (
     compile_blocks,
     copied_before_written,
     keep_weights,
+    multiply_in,
     out_of_memory,
     prepare,
     recompute,
@@ -282,6 +283,20 @@ def test_blocks_that_are_alike_are_compiled_once_and_compute_the_same(plain):
     # 14 resnets and transformer blocks in six shapes; each shape with and without what others do not have
     assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 10
     torch._dynamo.reset()
+
+
+@pytest.mark.thorough
+def test_blocks_that_multiply_in_8_bits_are_compiled_too():
+    def keep(unet):
+        keep_weights(unet, "auto", torch.float32, CPU, linear=True)
+        multiply_in("int8", [m for m in unet.down_blocks[0].attentions.modules() if isinstance(m, torch.nn.Linear)])
+
+    def compiled(unet):
+        keep(unet)
+        compile_blocks(units(unet), notes.append, "eager")
+
+    notes = []
+    assert difference(passes(compiled), passes(keep)) < 1e-3 and not notes
 
 
 def test_there_is_room_for_a_program_for_every_shape_and_only_then():

@@ -170,7 +170,7 @@ def _beside(default: Any, words: str, span: Span = (), **more: Any) -> Any:
 class MemoryConfig(Config):
     """Settings that trade speed for memory. auto fits the device.
 
-    The trained weights differ by the last bits at most, but for tf32, which is part of the run's key.
+    The trained weights differ by the last bits at most, but for tf32 and compute, which are part of the run's key.
     """
 
     SECTION: ClassVar = "memory"
@@ -228,6 +228,14 @@ class MemoryConfig(Config):
         "into the rest. 0 (default): the run may take all that is free.",
         (0, 1000, 0.5),
         unit="GB",
+        advanced=True,
+        optional=True,
+    )
+    compute: Literal["exact", "int8", "float8", "auto"] = row(
+        "exact",
+        "How the frozen linear layers of the model's blocks multiply. int8, float8: in 8 bits, each row of a weight "
+        "and each token by a scale of its own; blocks that differ too much on the first batch stay exact. auto: int8 "
+        "on a CPU that is faster by it, else exact.",
         advanced=True,
         optional=True,
     )

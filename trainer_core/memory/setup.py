@@ -118,7 +118,16 @@ def _hold(frozen: FrozenDenoiser, memory: MemoryConfig, weights: str, device: to
     )
     if last:
         denoiser.to(memory_format=torch.channels_last)
-    keep_weights(denoiser, weights, dtype, device, share=share, stream=stream, unquantized=frozen.unquantized)
+    keep_weights(
+        denoiser,
+        weights,
+        dtype,
+        device,
+        share=share,
+        stream=stream,
+        unquantized=frozen.unquantized,
+        linear=memory.compute != "exact",
+    )
 
 
 def kept_activations(

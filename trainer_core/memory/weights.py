@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -13,12 +13,13 @@ from torch.nn.grad import conv2d_input
 from ..common.devices import kind_of
 from ..config import setting
 from .device import DTYPES
+from .eight_bits import Rounded, enough_tokens, gradient_in_16_bits, linear_rounded, rounded
 from .stream import Stream
 
-FLOAT8_MAX = 448.0  # of e4m3
 NF4_BLOCK = 64  # values per scale
 NEEDS_BITSANDBYTES = ("int8", "nf4")
 QUANTIZED = ("float8", *NEEDS_BITSANDBYTES)
+MULTIPLIES_IN = "multiplies_in"  # attribute of layers that another program holds
 SHARES = {"none": 0.0, "half": 0.5, "all": 1.0}
 
 
@@ -41,18 +42,42 @@ class Kept:
     """One frozen weight in its stored format; it is unpacked to the dtype of the computation at each use.
 
     pack: float8 has one scale per row, int8 one per row (bitsandbytes' LLM.int8 form), nf4 one per 64 values (Dettmers
-    et al. 2023, QLoRA); a plain dtype has none.
+    et al. 2023, QLoRA); a plain dtype has none. compute: the format of 8 bits in which it is multiplied, "" for none;
+    its numbers are then those of that format, wherever it is read.
     """
 
     def __init__(self, weight: Tensor, kind: str) -> None:
         self.kind, self.shape = kind, weight.shape
         self.parts = _pack(weight, kind)
         self.stream: Stream | None = None  # fetches the parts from RAM; None: they are on the device
+        self.compute = ""
 
     def weight(self, dtype: torch.dtype) -> Tensor:
         """Unpack the weight in its own shape, on the device of the computation."""
-        parts = self.parts if self.stream is None else self.stream.fetch(self)  # pyright: ignore[reportAttributeAccessIssue]
-        return _unpack(parts, self.kind, self.shape, dtype)
+        if self.compute in ("", self.kind):
+            return _unpack(self._fetched(), self.kind, self.shape, dtype)
+        values, scale = self.rounded()
+        return values.to(dtype).mul_(scale)
+
+    def rounded(self) -> Rounded:
+        """Round the weight of a linear layer to the format that it is multiplied in."""
+        parts = self._fetched()
+        if self.kind != self.compute:
+            return rounded(_unpack(parts, self.kind, self.shape, torch.float32), self.compute)
+        values, scale = parts
+        return Rounded(values, scale if self.kind == "float8" else (scale / 127)[:, None])
+
+    def pack(self) -> None:
+        """Store the weight in the format that it is multiplied in, for good."""
+        if self.compute in ("", self.kind):
+            return
+        values, scale = self.rounded()
+        parts = (values, scale if self.compute == "float8" else (127 * scale).flatten())
+        self.kind = self.compute
+        self.parts = parts if self.stream is None else self.stream.host(parts)
+
+    def _fetched(self) -> tuple[Tensor, ...]:
+        return self.parts if self.stream is None else self.stream.fetch(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def size(self) -> int:
@@ -65,8 +90,7 @@ def _pack(weight: Tensor, kind: str) -> tuple[Tensor, ...]:
         return (weight.to(DTYPES[kind]),)
     rows = weight.flatten(1).float()
     if kind == "float8":
-        scale = rows.abs().amax(1, keepdim=True).clamp(min=1e-12) / FLOAT8_MAX
-        return (rows / scale).to(torch.float8_e4m3fn), scale
+        return rounded(rows, kind)
     count = weight.numel()
     if weight.is_meta:  # sizes alone, for estimates
         if kind == "int8":
@@ -113,6 +137,20 @@ class _Linear(torch.autograd.Function):
         return grads[0] @ ctx.kept.weight(grads[0].dtype), None, None
 
 
+class _Rounded(torch.autograd.Function):
+    """x W^T + b in 8 bits; its gradient takes W as it was rounded, and 16 bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Kept, bias: Tensor | None) -> Tensor:
+        ctx.kept = kept
+        return linear_rounded(x, kept.rounded(), bias, kept.compute)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        narrow = torch.bfloat16 if grads[0].dtype == torch.float32 else grads[0].dtype
+        return gradient_in_16_bits(grads[0], ctx.kept.weight(narrow)), None, None
+
+
 class _Conv2d(torch.autograd.Function):
     """A convolution whose backward pass unpacks its weight again instead of holding it."""
 
@@ -145,7 +183,8 @@ class KeptLinear(_KeptLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute x W^T + b."""
-        return cast(Tensor, _Linear.apply(input, self.kept, self.bias))
+        in_eight = self.kept.compute and enough_tokens(input)
+        return cast(Tensor, (_Rounded if in_eight else _Linear).apply(input, self.kept, self.bias))
 
 
 class KeptConv2d(_KeptLayer, nn.Conv2d):
@@ -166,18 +205,20 @@ def keep_weights(
     share: float = 0.0,
     stream: Stream | None = None,
     unquantized: tuple[str, ...] = (),
+    linear: bool = False,
 ) -> None:
     """Move a frozen model to `device`, its weights stored as `kind`, a share of their bytes (0..1) in RAM.
 
     Everything but the weights of linear layers and convolutions is moved in `dtype`. May be called again with a larger
     share. stream: fetches the weights in RAM. unquantized: prefixes of layers that no quantized
-    format may hold. One layer is moved at a time.
+    format may hold. linear: keep every linear layer so that `multiply_in` can reach it. One layer is moved at a time.
     """
     kind = next(name for name, d in DTYPES.items() if d == dtype) if kind == "auto" else kind
     seen = away = 0.0
     for name, module in model.named_modules():
         plain = isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _KeptLayer)
-        if plain and (share or DTYPES.get(kind) != dtype) and not (kind in QUANTIZED and name.startswith(unquantized)):
+        wanted = share or DTYPES.get(kind) != dtype or (linear and isinstance(module, nn.Linear))
+        if plain and wanted and not (kind in QUANTIZED and name.startswith(unquantized)):
             _keep(module, kind, device)
         if isinstance(module, _KeptLayer):
             kept = module.kept
@@ -190,6 +231,22 @@ def keep_weights(
             elif kept.stream is None:
                 kept.parts = tuple(part.to(device) for part in kept.parts)
     nn.Module.to(model, device, dtype)
+
+
+def multiply_in(kind: str, layers: Iterable[nn.Module]) -> None:
+    """Let frozen linear layers multiply in a format of 8 bits from now on; "": exactly."""
+    for layer in layers:
+        if isinstance(layer, _KeptLayer):
+            layer.kept.compute = kind
+        else:  # of another program, which holds its weight
+            layer.__dict__[MULTIPLIES_IN] = kind
+
+
+def pack(layers: Iterable[nn.Module]) -> None:
+    """Store the weights of layers that this run holds in the format that they are multiplied in."""
+    for layer in layers:
+        if isinstance(layer, _KeptLayer):
+            layer.kept.pack()
 
 
 def kept_layers(model: nn.Module) -> list[Kept]:

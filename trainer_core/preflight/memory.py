@@ -14,17 +14,20 @@ from ..config import MemoryConfig, RunConfig
 from ..data.plan import Plan
 from ..memory import (
     DTYPES,
+    STORED,
     Stream,
     are_free,
     describe,
     free_bytes,
     moves_weights,
+    multiply_in,
     prepare,
     recompute,
     rungs,
     weight_bytes,
 )
 from ..models import BaseModel, word_ids
+from ..networks.rounded import rounding_layers
 from ..objective import Objective, other_captions, terms_of, texts_beside
 from .estimate import Encoding, Estimate, LargestBatch, estimate_encoding, estimate_step
 from .outline import Outline, outline_run, trains_text
@@ -109,6 +112,9 @@ def estimate_run(
     if not trains_text(config, base):
         base.free("text")
     prepare(base, memory, config.base_model.weights, meta, Stream(meta))
+    if memory.compute in STORED:
+        for layers in rounding_layers(base).values():
+            multiply_in(memory.compute, layers)
     for text in base.text.encoders:
         recompute(text.units(), memory.checkpointing)
     models = (base.denoiser.module, *(text.model for text in base.text.encoders))

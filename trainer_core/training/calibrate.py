@@ -7,7 +7,7 @@ in subspace iteration (Halko, Martinsson, Tropp 2011).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from itertools import islice
 
 import torch
@@ -62,7 +62,7 @@ def calibrate(run: Run) -> None:
             average.copy_(parameter.detach())
 
 
-def first_passes(run: Run, read: ReadConditioning) -> Iterator[Pass]:
+def first_passes(run: Run, read: ReadConditioning) -> Generator[Pass, None, None]:
     """Yield passes of the first micro-batches as the run will train them, without dropout."""
     terms = run.objective.terms
     micro_batches = islice((each for step in range(run.plan.steps) for each in run.plan.step(step)), BATCHES)

@@ -149,6 +149,8 @@ CONTENT: dict[str, tuple[Field, ...]] = {
         Field("best", _best_of, _put_best, _bytes_of_best),
         Field("at", lambda run: run.at, _put("at")),
         Field("saves", lambda run: run.saves, _put("saves")),
+        Field("multiplies_in", lambda run: run.multiplies_in, _put("multiplies_in")),
+        Field("exact_blocks", lambda run: run.exact_blocks, _put("exact_blocks")),
     ),
     OPTIMIZER: (
         Field("optimizer", lambda run: run.optimizer.state_dict(), _put_optimizer, _bytes_of_optimizer),

@@ -11,7 +11,6 @@ from ..config import MemoryConfig, setting
 from ..memory import give_back, out_of_memory
 from ..memory.messages import looked_at_with_less, never_fits, repeated_with_less
 from ..optim import arguments, sum_of_norms
-from .calibrate import calibrate
 from .prepare import apply_memory
 from .saving import Saving
 from .state import Run
@@ -22,14 +21,14 @@ OVERFLOW_LIMIT = 20  # the same in float16, where each overflow halves the loss 
 MOST_TRIES = 2  # of a step: with less memory it is repeated once
 
 
-def calibrate_guarded(run: Run, ladder: list[MemoryConfig]) -> None:
+def looked_at(run: Run, ladder: list[MemoryConfig], look: Callable[[Run], None]) -> None:
     """Look at the first batches; where memory runs out, do so once more with the next settings of the ladder.
 
     ladder: as of `Guard`; settings that do not suffice are taken off it. Each process does this by itself, as no other
     waits for it before all are done.
     """
     try:
-        return calibrate(run)
+        return look(run)
     except RuntimeError as error:
         if not out_of_memory(error) or len(ladder) == 1:
             raise
@@ -38,7 +37,7 @@ def calibrate_guarded(run: Run, ladder: list[MemoryConfig]) -> None:
     del ladder[0]
     apply_memory(run, ladder[0])
     run.callbacks.note(looked_at_with_less(ladder[0]))
-    calibrate(run)
+    look(run)
 
 
 class Repeat(Exception):

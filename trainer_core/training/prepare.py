@@ -34,6 +34,7 @@ from ..memory import (
     Programs,
     Stream,
     check_attention,
+    check_compute,
     check_weights,
     compile_blocks,
     keep_weights,
@@ -65,6 +66,7 @@ from ..preflight.report import long_captions, painting_remarks, report
 from ..runs import Checkpoint, RunFolder, build_keys, build_parts, model_digests
 from ..runs.log import check_log
 from .checkpoint import resume, sizes_ahead
+from .compute import compute_remarks
 from .conditioning import check_embeddings, check_stops
 from .encode import encode_plan, encode_together
 from .encoded import Encoded, EncodingContext
@@ -119,6 +121,7 @@ def check_settings(job: Job) -> None:
         raise ValueError(
             f"A LoRA in bfloat16 does not work with precision float16; set {setting('lora.dtype')} to float32."
         )
+    check_compute(config.memory.compute, job.device, config.base_model.weights)
     for name in ("weights", "text_weights"):
         check_weights(getattr(config.base_model, name), name, job.device)
 
@@ -220,7 +223,13 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
         *optimizer_remarks(config.optimizer),
     )
     anew = (ANEW,) if config.memory.encodings == "none" else ()
-    for sentence in (needed, *anew, *job.source.remarks(), *settings):
+    for sentence in (
+        needed,
+        *anew,
+        *compute_remarks(config.memory.compute, outline.base, job.device),
+        *job.source.remarks(),
+        *settings,
+    ):
         note(sentence)
     return ladder
 

@@ -74,6 +74,8 @@ class Run:
     best: Best | None = None  # with keep_best or early stopping
     ended: bool = False  # early, as the validation loss did not fall
     saves: int = 0  # so far
+    multiplies_in: str | None = None  # how frozen layers multiply: exact, or a format of 8 bits; None: not decided
+    exact_blocks: list[str] = field(default_factory=list)  # which multiply exactly nevertheless
     fits: PictureLosses = field(init=False)
     wishes: Asked = field(init=False)  # through the run's folder
     updating: bool = False  # from summed gradients to counted steps: weights, state and counts may not match

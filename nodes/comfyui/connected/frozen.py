@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv1d_input, conv2d_input, conv3d_input
 
 from ....trainer_core.common.axes import convolve
+from ....trainer_core.memory import MULTIPLIES_IN, enough_tokens, gradient_in_16_bits, linear_rounded, rounded
 from ....trainer_core.memory.products import input_gradient, linear
 from ....trainer_core.networks.layers.dora import frozen_weight
 from ....trainer_core.networks.layers.product import add_low_rank
@@ -43,14 +44,18 @@ CONVOLUTIONS: dict[type, Callable[..., Tensor]] = {  # and the gradient of their
 ALL = tuple(CONVOLUTIONS)
 KNOWN = ("comfy.ops", nn.Linear.__module__, nn.Conv2d.__module__)  # where methods come from whose mathematics are known
 UNLIKE = 0.05  # of the norm of a product: rounding in half precision stays below it
+LAYOUTS = {"int8": "TensorWiseINT8Layout", "float8": "TensorCoreFP8E4M3Layout"}  # of weights that are in 8 bits already
 METHODS = ("forward", "forward_comfy_cast_weights", "_forward", "_conv_forward")
 
 
 @contextmanager
 def frozen_layers(model: nn.Module) -> Iterator[None]:
     """Keep nothing of a model's linear layers and convolutions for the backward pass, inside a `with` block."""
-    with of_classes({m: _frozen(type(m)) for m in model.modules() if is_linear(m) or isinstance(m, ALL)}):
+    frozen = {m: _frozen(type(m)) for m in model.modules() if is_linear(m) or isinstance(m, ALL)}
+    with of_classes(frozen):
         yield
+    for module in frozen:
+        module.__dict__.pop(MULTIPLIES_IN, None)
 
 
 @contextmanager
@@ -77,7 +82,7 @@ class FrozenLayer(nn.Module):
         """Compute the layer's output; in training from the exact weight, where the layer would round its input."""
         x = args[0] if args else None
         exact = isinstance(x, Tensor) and _exactly(self, x)
-        forward = functools.partial(_exact, self) if exact else super().forward
+        forward = functools.partial(_output, self) if exact else super().forward
         if isinstance(x, Tensor) and torch.is_grad_enabled() and x.requires_grad:
             # The weight is no argument, so autograd does not save it.
             return _Frozen.apply(x, self, forward, args[1:], kwargs)
@@ -129,7 +134,7 @@ class _FrozenWith(torch.autograd.Function):
         ctx.layer, ctx.scale = layer, scale
         hidden = down @ _rows(x).t()  # (rank, tokens)
         ctx.save_for_backward(x, down, up, hidden)
-        output = _exact(layer, x).contiguous()  # so that its rows are a view of it
+        output = _output(layer, x).contiguous()  # so that its rows are a view of it
         _rows(output).addmm_(hidden.t(), up.t(), alpha=scale)
         return _no_view(output)
 
@@ -219,6 +224,29 @@ def is_product(layer: Any) -> bool:
     return bool((after - before - expected).float().norm() < UNLIKE * expected.float().norm())
 
 
+def _output(layer: Any, x: Tensor) -> Tensor:
+    """Compute a linear layer as the run asks: exactly, or in 8 bits where its input has tokens enough."""
+    kind = layer.__dict__.get(MULTIPLIES_IN)
+    if not kind or not enough_tokens(x):
+        return _exact(layer, x)
+    if _is_in(layer, kind):
+        with torch.no_grad():  # ComfyUI's own forward in sampling, by the kernels of comfy-kitchen
+            return own_class(layer).forward(layer, x.detach())
+    scale = _input_scale(layer, x)
+    x = x if scale is None else x * scale
+    with _weights(layer, x.dtype, x.device) as (weight, bias):
+        return linear_rounded(x, rounded(weight, kind), bias, kind)
+
+
+def _is_in(layer: Any, kind: str) -> bool:
+    """Tell whether ComfyUI multiplies a layer's weight in this format, bit by bit as it is in its file."""
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, QuantizedTensor) or getattr(weight, "_layout_cls", "") != LAYOUTS[kind]:
+        return False
+    patched = getattr(layer, "weight_function", ()) or getattr(layer, "bias_function", ())
+    return not (patched or layer._full_precision_mm or getattr(layer, "comfy_force_cast_weights", False))
+
+
 def _exact(layer: Any, x: Tensor) -> Tensor:
     """Compute a linear layer from its exact weight, and its input as it is."""
     scale = _input_scale(layer, x)
@@ -234,7 +262,8 @@ def _input_gradient(layer: Any, gradient: Tensor, shape: torch.Size) -> Tensor:
             if isinstance(layer, kind):
                 geometry = layer.stride, layer.padding, layer.dilation, layer.groups
                 return of_input(shape, weight, gradient, *geometry)
-        found = input_gradient(gradient, weight)
+        narrow = layer.__dict__.get(MULTIPLIES_IN) and enough_tokens(gradient)
+        found = (gradient_in_16_bits if narrow else input_gradient)(gradient, weight)
         scale = _input_scale(layer, found)
         return found if scale is None else found * scale
 

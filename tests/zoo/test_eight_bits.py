@@ -1,0 +1,132 @@
+"""Linked models whose frozen layers multiply in 8 bits: as ComfyUI itself does, where their files are in them."""
+
+import json
+
+import comfy.ops
+import pytest
+import torch
+from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
+from zoo.test_frozen import patched, with_weights
+from zoo.trial import Trial
+from zoo.zoo import ZOO, build, fill, patcher_of, settings
+
+from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.trainer_core.memory import STORED, multiply_in, takes_sides
+from lora_atelier.trainer_core.networks.layers.shape import is_linear
+from lora_atelier.trainer_core.training.compute import cosine
+
+NAME = "flux_dev"
+GROUP = 16  # of ConvRot: a power of 4 that divides the tiny model's sides
+FORMATS = {
+    "int8": ("int8", {"format": "int8_tensorwise"}, {"per_channel": True}),
+    "ConvRot": (
+        "int8",
+        {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": GROUP},
+        {"per_channel": True, "convrot": True, "convrot_groupsize": GROUP},
+    ),
+    "float8": ("float8", {"format": "float8_e4m3fn"}, {"scale": "recalculate"}),
+}
+
+
+def inner(model):
+    """List the linear layers of the blocks that can multiply in 8 bits, by name."""
+    named = model.diffusion_model.named_modules()
+    blocks = [(name, m) for name, m in named if is_linear(m) and "blocks" in name and "mod" not in name]
+    return {name: m for name, m in blocks if takes_sides(*m.weight.shape)}
+
+
+def filed(form):
+    """Build a model as ComfyUI loads a file whose blocks are in 8 bits, and one of the same numbers."""
+    kind, config, more = FORMATS[form]
+    base = build(NAME)[0]
+    chosen, numbers = inner(base), dict(base.diffusion_model.state_dict())
+    state = dict(numbers)
+    for name, module in chosen.items():
+        layout = QUANT_ALGOS[config["format"]]["comfy_tensor_layout"]
+        packed = QuantizedTensor.from_float(module.weight.detach(), layout, **more)
+        numbers[f"{name}.weight"] = packed.dequantize()
+        state[f"{name}.weight"], state[f"{name}.weight_scale"] = packed._qdata, packed._params.scale
+        state[f"{name}.comfy_quant"] = torch.tensor(list(json.dumps(config).encode()), dtype=torch.uint8)
+    own = settings(NAME, torch.float32, torch.float32)
+    own.quant_config = {"mixed_ops": True}
+    own.custom_operations = comfy.ops.mixed_precision_ops({"mixed_ops": True}, torch.float32)
+    with ZOO[NAME].building():
+        model = own.get_model({}, "", device="cpu")
+    fill(model, 0)
+    model.diffusion_model.load_state_dict(state, strict=False)
+    assert all(isinstance(m.weight, QuantizedTensor) for m in inner(model).values()) and len(inner(model)) > 5
+    reference = build(NAME)
+    reference[0].diffusion_model.load_state_dict(numbers)
+    return (model, patcher_of(model)), reference, kind
+
+
+def passed(built, kind=""):
+    """Predict, and find a network's gradients, with the blocks' layers multiplied as asked."""
+    trial = Trial(NAME, built=built, tokens=(40,))
+    with gradients.session(trial.patcher), trial.network.attached():
+        multiply_in(kind, inner(trial.model).values())
+        with torch.no_grad():
+            prediction = trial.predict()
+        found = torch.cat([gradient.flatten() for gradient in trial.gradients()])
+    assert not any("multiplies_in" in module.__dict__ for module in trial.model.modules())
+    return prediction, found
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_in_8_bits_multiplies_bit_by_bit_as_comfyui_does(form):
+    built, reference, kind = filed(form)
+    outputs = {}
+    for name, layer in inner(built[0]).items():
+        x = torch.randn(1, 40, layer.weight.shape[1], generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            own, exact = layer(x), reference[0].diffusion_model.get_submodule(name)(x)
+        assert not torch.equal(own, exact) and cosine(own, exact) > 0.999
+        outputs[name] = x, own, exact
+    with gradients.session(built[1]):
+        multiply_in(kind, inner(built[0]).values())
+        for name, layer in inner(built[0]).items():
+            x, own, exact = outputs[name]
+            assert torch.equal(layer(x.clone().requires_grad_()), own), name
+            few = layer(x[:, :16])
+            assert torch.allclose(few, exact[:, :16], atol=1e-4), name
+    (prediction, found), (expected, exactly) = passed(built, kind), passed(reference)
+    assert not torch.equal(prediction, expected)
+    assert cosine(prediction, expected) > 0.999 and cosine(found, exactly) > 0.99
+
+
+@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("form", ["plain", "bfloat16", "patched at use"])
+def test_other_weights_are_rounded_at_use(form, kind):
+    if form == "patched at use":
+        model, patcher, reference = patched(NAME, loaded="partly")
+        built = model, patcher
+    elif form == "bfloat16":
+        built = build(NAME, dtype=torch.bfloat16, compute=torch.float32)
+        reference = with_weights(NAME, built[0].state_dict())
+    else:
+        built, reference = build(NAME), build(NAME)
+    (prediction, found), (expected, exactly) = passed(built, kind), passed(reference)
+    assert not torch.equal(prediction, expected)
+    assert cosine(prediction, expected) > 0.999 and cosine(found, exactly) > 0.99
+    assert cosine(passed(built)[1], exactly) > 0.99999  # and nothing of it stays
+
+
+def test_the_adapter_reads_what_was_not_rounded():
+    """The gradients of `down` and `up` are products with the layer's input: of a lone layer they are exact."""
+    built, _, kind = filed("ConvRot")
+    trial = Trial(NAME, built=built, tokens=(0,))
+    chosen = next(iter(inner(trial.model)))
+    layer = next(trained for trained in trial.network.chosen if trained.path == chosen)
+    found = {}
+    with gradients.session(trial.patcher), trial.network.attached():
+        for how in ("", kind):
+            multiply_in(how, [trial.model.diffusion_model.get_submodule(chosen)])
+            own = trial.network.layers[layer.name]
+            torch.nn.init.normal_(own.up, generator=torch.Generator().manual_seed(0))
+            x = torch.randn(1, 40, own.shape[1], generator=torch.Generator().manual_seed(1), requires_grad=True)
+            trial.network.zero_grad(set_to_none=True)
+            trial.model.diffusion_model.get_submodule(chosen)(x).sum().backward()
+            found[how] = own.down.grad.clone(), own.up.grad.clone(), x.grad.clone()
+    assert all(torch.equal(a, b) for a, b in zip(found[""][:2], found[kind][:2], strict=True))
+    assert not torch.equal(found[""][2], found[kind][2])
+    torch.testing.assert_close(found[""][2], found[kind][2], rtol=0.02, atol=0.02)
