@@ -12,6 +12,19 @@ EACH = (
     "test_a_trained_file_does_in_comfyui_what_it_did_in_training",
     "test_a_fresh_network_changes_nothing_and_a_session_leaves_nothing",
 )
+# What it proves of one architecture for each kind of prediction: a whole run, and the gradients.
+OF_ONE = (
+    "test_a_run_ends_in_a_file_that_comfyui_draws_with_and_leaves_the_model_alone",
+    "test_gradients_are_central_differences",
+)
+# What the newest need not prove of a variant: its passes are those of the row that it differs from in sizes.
+OF_ROWS = (
+    *OF_ONE,
+    "test_a_batch_gives_what_its_samples_give",
+    "test_a_picture_is_drawn_and_enlarged",
+    "test_every_program_s_file_changes_a_model_by_the_same",
+    "test_nothing_of_a_weight_is_kept_for_the_backward_pass",
+)
 
 
 def pytest_pycollect_makemodule() -> None:
@@ -29,13 +42,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:
-    """Leave most of the oldest ComfyUI to --thorough."""
+    """Leave most of the oldest ComfyUI to --thorough, and what another row proves."""
     from zoo.comfy_here import VERSION
-    from zoo.zoo import OF_EACH_KIND
+    from zoo.zoo import OF_EACH_KIND, VARIANTS
 
-    of_one = hasattr(item, "callspec")
-    if VERSION != OLDEST or (item.path.stem in FILES and (not of_one or item.originalname in EACH)):
-        return
-    values = item.callspec.params.values() if of_one else ()
-    if not any(row in values for row in OF_EACH_KIND.values()):
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    if VERSION != OLDEST:
+        again = item.originalname in OF_ROWS and any(row in values for row in VARIANTS)
+    elif item.path.stem in FILES:
+        again = bool(values) and item.originalname not in EACH
+    else:
+        again = item.originalname not in OF_ONE or not any(row in values for row in OF_EACH_KIND.values())
+    if again:
         item.add_marker(pytest.mark.thorough)

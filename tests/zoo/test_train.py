@@ -23,7 +23,7 @@ from zoo.linked import linked, live_of, source_of
 from zoo.passes import run_once
 from zoo.test_conditions import make_faulty
 from zoo.test_frozen import packed, patched, scaled
-from zoo.zoo import ZOO, build
+from zoo.zoo import OF_EACH_KIND, ZOO, build
 
 from lora_atelier.nodes.comfyui.connected import host, identity, trial
 from lora_atelier.nodes.comfyui.connected.architecture import sampling_of
@@ -44,22 +44,23 @@ REFUSED = {
 }
 # Sides of pictures in pixels, where tiny models take none of 64.
 LARGE = {"pixart_sigma": 384, "pixart_alpha": 384, "cascade_c": 128, "cascade_b": 128}
-# Rows that differ from another one in sizes alone, or by what the passes of test_session.py have of their own.
-VARIANTS = (
-    *("flux_schnell", "flux2_klein", "longcat", "chroma_radiance", "zimage_pixel", "pixeldit", "pixart_alpha"),
+# Rows whose runs go a way of their own: each kind of prediction, of size, of latents and of refusal, and the odd ones.
+OWN_WAYS = (
+    *OF_EACH_KIND.values(),
     *(
-        "cascade_b",
-        "hunyuan_image21",
-        "hunyuan_video15",
-        "wan22_5b",
-        "wan21_vace",
-        "anima",
-        "boogu",
-        "lumina2",
-        "koala",
+        "pixart_sigma",
+        "cascade_c",
+        "z_image",
+        "qwen_image",
+        "wan21_t2v",
+        "wan21_i2v",
+        "ltxav",
+        "cogvideox",
+        "hidream_o1",
     ),
+    *("odd_written", "odd_convolutions", "odd_weights"),
 )
-ROWS = [*(name for name in ZOO if name not in VARIANTS), *again(*(name for name in VARIANTS if name in ZOO))]
+ROWS = [*(name for name in OWN_WAYS if name in ZOO), *again(*(name for name in ZOO if name not in OWN_WAYS))]
 
 
 def configure(base, pictures, **train):
