@@ -44,10 +44,10 @@ class ProcessorTime:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-        """Put the time since the last report of a test into its report."""
-        report, now = (yield), spent()
-        report.user_properties.append(("processor seconds", now - item.stash[BEFORE]))
-        item.stash[BEFORE] = now
+        """Put the time of a test into its last report."""
+        report = yield
+        if call.when == "teardown":  # a process that is killed takes the time of its own with it
+            report.user_properties.append(("processor seconds", max(0.0, spent() - item.stash[BEFORE])))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

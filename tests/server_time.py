@@ -21,20 +21,33 @@ def server_ends(number: int, *, child: bool) -> None:
 
 
 def spent() -> float:
-    """Add up the seconds of this process, of processes that have ended, and of servers at work."""
-    times = os.times()
-    own = times.user + times.system + times.children_user + times.children_system
-    return own + of_servers()
+    """Add up the seconds of this process and of all that it has started, such as servers and a browser at work."""
+    times, left = os.times(), _children(os.getpid())
+    seconds = times.user + times.system + times.children_user + times.children_system
+    while left:
+        number = left.pop()
+        seconds += _of_process(number, ended=True)
+        left += _children(number)
+    return seconds
 
 
-def _of_process(number: int) -> float:
-    """Read the seconds of a living process; 0 where the system does not tell."""
+def _children(number: int) -> list[int]:
+    """List the processes that a process has started and that live; none where the system does not tell."""
+    try:
+        texts = [path.read_text(encoding="ascii") for path in Path(f"/proc/{number}/task").glob("*/children")]
+    except OSError:
+        return []
+    return [int(each) for text in texts for each in text.split()]
+
+
+def _of_process(number: int, *, ended: bool = False) -> float:
+    """Read the seconds of a living process, and of its own that have `ended`; 0 where the system does not tell."""
     try:
         stat = Path(f"/proc/{number}/stat").read_text(encoding="ascii")
     except OSError:
         return 0.0
-    user, system = stat.rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    ticks = stat.rpartition(")")[2].split()[11 : 15 if ended else 13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def of_servers() -> float:
