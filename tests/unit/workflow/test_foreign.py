@@ -20,6 +20,7 @@ from lora_atelier.trainer_core.workflow.foreign import (
     sd_scripts,
 )
 from lora_atelier.trainer_core.workflow.foreign.exporting import write_for
+from lora_atelier.trainer_core.workflow.foreign.imported import is_secret
 from lora_atelier.trainer_core.workflow.foreign.onetrainer import read_onetrainer
 from lora_atelier.trainer_core.workflow.foreign.sd_scripts import LISTS, read_sd_scripts
 from lora_atelier.trainer_core.workflow.foreign.texts import arguments, read_script, read_yaml
@@ -589,6 +590,21 @@ def test_no_secret_is_told_or_kept(tmp_path, name):
     found = bring(saved(tmp_path, name, SECRETS[name]))
     assert "SECRET" not in f"{found}" and len(found.told.parts) > 1
     assert {"hub_key", "send", "model.hook", "own_token"} & {*found.report.replace("- ", "").split("\n")}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ("hf_" + "aB" * 17, "sk-" + "a" * 20, "rpa_" + "A1" * 20, "0f" * 16,
+     "eyJhbGciOiJI.eyJzdWIi.c2lnbg", "123456789:" + "A" * 35),
+)  # fmt: skip
+def test_a_key_is_known_by_how_services_write_it(value):
+    assert is_secret("any", f"see {value}")
+
+
+def test_a_name_that_ends_in_key_keeps_its_value_to_itself(tmp_path):
+    text = 'network_dim = 4\nnetwork_alpha = 1\nhub_key = "letters"\nkeys_of = "letters"\n'
+    found = bring(saved(tmp_path, "a.toml", text))
+    assert "- hub_key\n" in found.report and "- keys_of = 'letters'" in found.report
 
 
 def test_a_note_shows_what_a_file_says_as_it_stands(tmp_path):

@@ -16,11 +16,11 @@ from ...config.rows import without_effect
 Convert = Callable[[Any], Any]
 SECRET_NAME = re.compile(
     r"(?:api_?key|access_?key|secret_?key|private_?key|auth_?key|token|passw(?:or)?d|passphrase|secrets?|credentials?"
-    r"|bearer|authorization|webhook(?:_url)?|cookie)(?:_env)?$|(?:^|[_ .])(?:wandb|hf|huggingface|openai|civitai)_key$"
+    r"|bearer|authorization|webhook(?:_url)?|cookie)(?:_env)?$|(?:^|[_ .])(?:key|pwd|pat)$"
 )
 SECRET_VALUE = re.compile(  # as services write their keys, and an address with a password
-    r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|r8_)[\w-]{8,}|\b[0-9a-f]{40}\b|://[^/\s:@]+:[^/\s@]+@"
-    r"|/api/webhooks/|hooks\.slack\.com/"
+    r"\b(?:(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|r8_|rpa_|wandb_v1_)[\w-]{8,}|[0-9a-f]{32}|[0-9a-f]{40}"
+    r"|eyJ[\w-]{8,}\.[\w.-]{8,}|\d{8,10}:[\w-]{30,})\b|://[^/\s:@]+:[^/\s@]+@|/api/webhooks/|hooks\.slack\.com/"
 )
 UNNAMED = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[\w-]{16,}")  # as a key stands by itself; files have a dot
 TOO_LARGE = 2**63  # for a whole number, also for a seed
