@@ -218,9 +218,10 @@ def check_samples(config: SampleConfig, defaults: SamplingDefaults, title: str) 
                 f"Prompt {number} sets --g, but {title} takes no distilled guidance; remove --g from "
                 f"{SampleConfig.named('prompts')}, or set the CFG scale by --l."
             )
-        if (line.frames or config.frames) > 1 and not defaults.time:
+        frames = line.frames or config.frames
+        if frames > 1 and (not defaults.time or line.controls):
             place = f"--f in {SampleConfig.named('prompts')}" if line.frames else SampleConfig.named("frames")
+            pictures = "single pictures from a control picture" if defaults.time else "single pictures"
             raise ValueError(
-                f"Prompt {number} asks for {line.frames or config.frames} frames, but {title} draws single pictures; "
-                f"set {place} to 1."
+                f"Prompt {number} asks for {frames} frames, but {title} draws {pictures}; set {place} to 1."
             )

@@ -34,12 +34,6 @@ class ComfyUIHost:
 
     def check(self, config: RunConfig) -> None:
         """Raise ValueError for settings that a connected model cannot have."""
-        clips = any((line.frames or config.sample.frames) > 1 for line in config.sample.lines())
-        if clips and self._wired.beside.controls:
-            raise ValueError(
-                f"{self._wired.name} draws from a control picture, which is a single frame, so its samples are "
-                f"pictures; set {setting('sample.frames')} to 1, and remove --f from {setting('sample.prompts')}."
-            )
         for number, name in enumerate(RATES[1:3]):
             if getattr(config.optimizer, name) and (why := self._untrained(number, config)):
                 raise ValueError(f"{why}; set {setting(f'optimizer.{name}')} to 0.")
