@@ -67,5 +67,6 @@ def shares(config: RunConfig, times: list[float]) -> list[float]:
 def captions(config: RunConfig, lines: tuple[str, ...]) -> set[str]:
     """Compose the captions of ten pictures under five seeds; none is left out as a whole."""
     own = replace(config.dataset.concepts[0].captions, dropout=0.0)
+    lines = () if own.source == "none" else lines
     draws = itertools.product(range(5), range(10))
     return {compose_caption(lines, own, seed=seed, picture=picture, visit=0) for seed, picture in draws}

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import warnings
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,11 @@ def test_files_are_listed_once_with_where_they_are_from() -> None:
     found = [(row["repository"], row["path"]) for row in rows()]
     assert len(found) == len(set(found)) >= 150
     assert all(len(row["commit"]) == 40 and row["program"] for row in rows())
+
+
+def test_each_number_is_known_of_a_hundred_and_fifty_files() -> None:
+    known = Counter(key for own in measured().values() for key in own)
+    assert min(known[each] for each in ("rank", "alpha", *LISTS)) >= 150, known
 
 
 def test_files_of_other_people_become_graphs() -> None:

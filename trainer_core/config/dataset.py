@@ -505,7 +505,7 @@ class BucketConfig(Config):
     mix_concepts: bool = row(
         True, "On: a batch may hold pictures of several concepts. Off: every batch holds one concept.", advanced=True
     )
-    shapes: Literal["atelier", "sd_scripts", "onetrainer", "ai_toolkit", "musubi"] = row(
+    shapes: Literal["atelier", "sd_scripts", "onetrainer", "ai_toolkit", "musubi", "simpletuner"] = row(
         "atelier",
         "Which shapes there are, and which one a picture gets. atelier (default): the nearest of many, the same for "
         "upright and lying pictures. The others: as that trainer cuts pictures, for runs that continue its work.",

@@ -10,6 +10,7 @@ from ..common.axes import Size
 from ..config import BucketConfig
 from .buckets import BucketChoice, Resolution, buckets_of, choose_sizes, cover, no_upscale_bucket
 
+SQUARES = {0.25: 512, 0.5: 768, 1.0: 1024, 2.0: 1536, 4.0: 2048}  # of SimpleTuner, by about their megapixels
 ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)  # of OneTrainer's shapes
 
 
@@ -21,6 +22,8 @@ def shape_of(size: Size, resolution: Resolution, options: BucketConfig, step: in
         return choose_sizes(size, resolution, sizes, step=step, no_upscale=options.no_upscale)
     if rule == "ai_toolkit":
         bucket = _of_area(size, resolution.area, step)
+    elif rule == "simpletuner":
+        bucket = _of_aspect(size, resolution.area, step)
     elif rule == "sd_scripts" and options.no_upscale:
         return no_upscale_bucket(size, resolution.area, step, logarithmic=False)
     elif rule == "musubi" and options.no_upscale and size[0] * size[1] <= resolution.area:
@@ -71,3 +74,21 @@ def _of_area(size: Size, area: int, step: int) -> Size:
     fitting = [shape for shape in shapes if min(shape) > 0 and math.prod(shape) <= area]
     smallest = (max(step, widths[0]), max(step, heights[0]))
     return min(fitting or [smallest], key=lambda shape: abs(math.prod(shape) - goal))
+
+
+def _of_aspect(size: Size, area: int, step: int) -> Size:
+    """Round both sides for an aspect of two decimals, from the side of a square that is rounded before.
+
+    Squares themselves are of a few sizes where their area is near to one of them.
+    """
+    side = _rounded(math.isqrt(area), step)
+    root = math.sqrt(max(0.01, round(size[0] / size[1], 2)))
+    width, height = _rounded(side * root, step), _rounded(side / root, step)
+    if round(width / height, 2) != 1:
+        return width, height
+    square = _rounded(next((own for about, own in SQUARES.items() if abs(area / 1e6 - about) < 0.05), side), step)
+    return square, square
+
+
+def _rounded(side: float, step: int) -> int:
+    return max(step, round(side / step) * step)

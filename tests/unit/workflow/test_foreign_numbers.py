@@ -132,6 +132,7 @@ SD_SCRIPTS = (
 FLOWS = (
     Form("flux.sh", FLUX + " --model_prediction_type raw", {"family": "flux", "guidance": 3.5, "left": [], "levels":
          [0.1364, 0.3462, 0.5, 0.6176, 0.7105, 0.7857, 0.8478, 0.9, 0.9444, 0.9828]}),
+    Form("unweighed.sh", FLUX + f" {RAW} --min_snr_gamma 7 --debiased_estimation_loss", {"weights": FLAT, "left": []}),
     Form("shift.sh", FLUX + " --timestep_sampling shift --discrete_flow_shift 3.1582 --guidance_scale 1", {
          "guidance": 1, "levels": [0.3788, 0.5284, 0.6167, 0.6824, 0.7358, 0.7817, 0.8228, 0.8611, 0.899, 0.9424],
          "left": ["model_prediction_type = 'sigma_scaled'"]}),
@@ -369,6 +370,8 @@ OTHERS = (
          "family": "wan", "rates": (2e-5, 0, 0), "options": {"betas": (0.9, 0.95), "weight_decay": 0.02, "eps": 1e-7}}),
     Form("pipe_default.toml", 'epochs = 5\nlr_scheduler = "cosine"\n' + PIPE, {"epochs": 5, "options":
          {"betas": (0.9, 0.99), "weight_decay": 0.01, "eps": 1e-6}, "floor": 0.05}),
+    Form("pipe_pictures.toml", PIPE.replace('"wan"', '"minimax_h3"\ntimestep_sample_method = "uniform"\n'
+         "shift = 8\nimage_shift = 1"), {"levels": list(SHARES), "weights": FLAT}),
     Form("tuner.json", json.dumps({"model_family": "sdxl", "model_type": "lora", "lora_rank": 8, "snr_gamma": 5}
          | {"max_train_steps": 100}), {"rank": 8, "alpha": 8, "rates": (4e-7, 0, 0), "schedule": FLAT,
          "weights": MIN_SNR, "batch": 4, "clips": (0, 2), "options": ADAMW | {"eps": 1e-6}}),
@@ -381,6 +384,15 @@ OTHERS = (
     Form("power.json", json.dumps({"model_family": "sdxl", "lr_scheduler": "polynomial", "lr_warmup_steps": 10}
          | {"learning_rate": 1e-4, "max_train_steps": 100}), {"schedule":
          [0.0, 1.0, 0.910436, 0.818599, 0.724089, 0.62636, 0.524611, 0.417583, 0.303012, 0.175738]}),
+    Form("shifts.json", json.dumps({"model_family": "flux", "flow_schedule_auto_shift": True, "max_train_steps": 100}),
+         {"levels": [0.3667, 0.5155, 0.6045, 0.6711, 0.7257, 0.7728, 0.8152, 0.8548, 0.8943, 0.9395], "weights": FLAT}),
+    Form("backends.json", json.dumps([{"id": "a", "dataset_type": "image", "caption_strategy": "instanceprompt",
+         "instance_prompt": "cat", "resolution": 720, "resolution_type": "pixel_area"}]), {"captions": ["cat"],
+         "buckets": sized("768x768 832x640 640x832 1024x512 960x512 512x960 1216x384 832x576 448x1088 832x576")}),
+    Form("square.json", json.dumps([{"id": "a", "dataset_type": "image", "resolution": 512, "crop": True}]),
+         {"buckets": [(512, 512)] * 10}),
+    Form("aligned.json", json.dumps({"model_family": "flux2", "resolution": 512}), {"buckets": sized(
+         "512x512 592x448 448x592 720x368 688x384 384x688 880x288 608x432 336x784 624x416")}),
     Form("warm.json", json.dumps({"--model_family": "flux", "--lora_rank": 4, "--max_train_steps": 100,
          "--lr_scheduler": "constant_with_warmup", "--lr_warmup_steps": 20}),
          {"family": "flux", "rank": 4, "schedule": RISEN}),

@@ -123,7 +123,7 @@ def _model(found: Imported, given: Given) -> None:
     method = str(given.take("timestep_sample_method"))
     if found.family and method in ("logit_normal", "uniform"):
         found.put("objective.timestep_distribution", method)
-        shift = number(found, given, "shift")
+        shift = number(found, given, "image_shift") or number(found, given, "shift")
         if not on(given.take("flux_shift")):
             found.put("objective.timestep_shift", shift or 1.0)
         if method == "logit_normal" and (scale := number(found, given, "sigmoid_scale")):

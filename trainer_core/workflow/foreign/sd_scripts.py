@@ -191,6 +191,7 @@ FLOWS = {  # of the families of sd-scripts
 }
 TRAINED_TEXTS = {"flux": 1, "sd3": 2, "lumina2": 1, "anima": 1}  # how many of a family, unless it is switched off
 WITH_T5 = ("flux", "sd3")  # which has a switch of its own
+OF_SNR = ("min_snr_gamma", "v_pred_like_loss", "debiased_estimation_loss", "scale_v_pred_loss_like_noise_pred")
 WEIGHED = {"sigma_sqrt": "sigma_sqrt", "cosmap": "cos_map"}
 CAPTIONS: dict[str, tuple[str, Convert]] = {  # of a folder -> field of its captions
     "shuffle_caption": ("shuffle", bool),
@@ -497,7 +498,13 @@ def _noise(found: Imported, given: Given) -> None:
 
 
 def _weighting(found: Imported, given: Given) -> None:
-    """Read the weights of the loss: theirs are multiplied, ours is one; a second one is listed."""
+    """Read the weights of the loss: theirs are multiplied, ours is one; a second one is listed.
+
+    The scripts of flow models have none of them.
+    """
+    if found.family:
+        given.ignore(OF_SNR)
+        return
     chosen: list[tuple[str, Any, dict[str, Any]]] = []
     gamma, v_like = number(found, given, "min_snr_gamma"), number(found, given, "v_pred_like_loss")
     if gamma:

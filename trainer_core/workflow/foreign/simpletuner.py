@@ -39,6 +39,9 @@ WAVES = {  # by its length in steps, which is written as the warm-up
     "sine": "0.5 * (1 + sin(pi * step / {length}))",
     "cosine": "0.5 * (1 + cos(pi * step / {length}))",
 }
+STEPS = {"anima": 16, "cosmos": 16, "cosmos3": 16, "flux2": 16, "mageflow": 16} | {  # of the sides, by model family
+    "qwen_image": 32, "wan": 32, "wan_s2v": 32, "deepfloyd": 32,
+}  # fmt: skip
 LOSSES = {"l2": "mse", "huber": "huber", "smooth_l1": "smooth_l1"}
 OF_SPEED = re.compile(  # and of places, pictures on the way, and what is done here by other means
     "validation_.*|vae_.*|dynamo_.*|eval_.*|evaluation_.*|sdnq_.*|ramtorch.*|gradient_checkpointing_.*|offload_.*"
@@ -51,7 +54,7 @@ WITHOUT_EFFECT = frozenset({
     "disable_benchmark", "vae_batch_size", "cache_dir", "checkpoints_total_limit", "validation_seed",
     "base_model_precision",
     "validation_guidance", "validation_resolution", "validation_num_inference_steps", "validation_negative_prompt",
-    "use_ema", "lora_alpha", "user_prompt_library", "webhook_config", "aspect_bucket_alignment", "attention_mechanism",
+    "use_ema", "lora_alpha", "user_prompt_library", "webhook_config", "attention_mechanism",
     "compress_disk_cache", "delete_problematic_images", "override_dataset_config", "validation_torch_compile",
     "validation_prompt", "validation_steps", "model_flavour", "resolution_type", "lora_type", "model_type",
     "num_eval_images",
@@ -174,8 +177,9 @@ def _loss(found: Imported, given: Given) -> None:
         found.put("objective.timestep_distribution", "logit_normal")
         found.put("objective.logit_scale", number(found, given, "flow_sigmoid_scale") or 1.0)
     given.ignore(("flow_sigmoid_scale",))
-    if not on(given.take("flow_schedule_auto_shift")):
-        found.put("objective.timestep_shift", number(found, given, "flow_schedule_shift") or 1.0)
+    shift, by_size = number(found, given, "flow_schedule_shift"), on(given.take("flow_schedule_auto_shift"))
+    if shift or not by_size:  # a fixed one goes before
+        found.put("objective.timestep_shift", shift or 1.0)
 
 
 def _network(found: Imported, given: Given, folder: Path) -> None:
@@ -243,6 +247,9 @@ def _backends(found: Imported, given: Given, folder: Path) -> None:
 def _concepts(found: Imported, given: Given, values: Any, folder: Path) -> None:
     """Add a concept for each backend that holds pictures."""
     usual, kind = given.take("resolution"), str(given.take("resolution_type"))
+    step = number(found, given, "aspect_bucket_alignment") or 64
+    found.put("train.buckets.shapes", "simpletuner")
+    found.put("train.bucket_step", STEPS.get(str(given.take("model_family")), whole(step)))
     dropout = real(given.take("caption_dropout_probability") or 0.0)
     for each in values if isinstance(values, list) else ():
         if not isinstance(each, Mapping) or each.get("dataset_type") == "text_embeds" or on(each.get("disabled")):
@@ -256,7 +263,7 @@ def _concepts(found: Imported, given: Given, values: Any, folder: Path) -> None:
         size = _size(each.get("resolution") or usual, own)
         if own == "pixel" and not any(line.startswith("resolution_type =") for line in found.left):
             found.leave("resolution_type", own)  # of the shorter side there, so that its pictures have a larger area
-        if on(each.get("crop")) and each.get("crop_aspect") == "square":
+        if on(each.get("crop")) and each.get("crop_aspect", "square") == "square":
             size = f"{size}x{size}"
         concept: dict[str, Any] = {"folder": placed(folder, path), "resolutions": [size]}
         concept |= {"folder_repeats": False, "captions": captions, "recursive": True}
