@@ -49,19 +49,23 @@ class Noticed:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._workflow:  # a script's, which no page shows
-            return
-        # Neither a Cancel nor the end of ComfyUI is a failure.
-        if not isinstance(problem, Exception) or isinstance(problem, INTERRUPTED):
+        missing = missing_in_comfyui(problem) if problem else ""
+        if self._workflow:  # else a script's, which no page shows
+            # Neither a Cancel nor the end of ComfyUI is a failure.
+            failed = isinstance(problem, Exception) and not isinstance(problem, INTERRUPTED)
+            self._remember((missing or str(problem) or type(problem).__name__)[:LONGEST] if failed else "")
+        if missing:
+            raise RuntimeError(missing) from problem
+
+    def _remember(self, sentence: str) -> None:
+        """Show a failure in every open page; "" for none."""
+        if not sentence:
             forget(self._workflow, [self._node])
             return
-        missing = missing_in_comfyui(problem)
-        _failed[self._workflow, self._node] = (missing or str(problem) or type(problem).__name__)[:LONGEST]
+        _failed[self._workflow, self._node] = sentence
         for oldest in list(_failed)[:-MOST]:
             del _failed[oldest]
         _tell(self._workflow)
-        if missing:
-            raise RuntimeError(missing) from problem
 
 
 def _tell(workflow: str) -> None:

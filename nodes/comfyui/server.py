@@ -12,14 +12,17 @@ from aiohttp import web
 from comfy.cli_args import args
 from server import PromptServer
 
+from ...insides import missing_in_comfyui
 from ...trainer_core.common.disk_errors import describe_refusal
 from ...trainer_core.common.wording import for_page, printable, say
 from . import askers
 from .threads import Busy, in_thread
 
 LARGEST = 2**16  # bytes of a question
+MOST_HELD = 2**28  # bytes of the questions that are read and answered at once
 PATIENCE = 60.0  # seconds for which a page waits; the work goes on, and who asks the same again waits for it
 Answer = Callable[[web.Request], web.Response]
+_held = 0  # of those; of the server's loop
 _asked: dict[tuple[object, ...], asyncio.Task[web.Response]] = {}  # what is being answered; of the server's loop
 
 
@@ -63,8 +66,12 @@ def add_question(
     async def guarded(request: web.Request) -> web.StreamResponse:
         if refused := refusal(request) or _without_token(request) or may_ask(request):
             return refused
-        if request.content_length is None or request.content_length > largest:
+        length = request.content_length
+        if length is None or length > largest:
             return json_answer({"error": f"The question is too long; send at most {largest} bytes."}, status=413)
+        return await _in_turn(length, partial(read_and_answered, request))
+
+    async def read_and_answered(request: web.Request) -> web.StreamResponse:
         try:
             text = await request.read()
             question = json.loads(text)
@@ -123,8 +130,24 @@ async def _answer(request: web.Request, text: bytes, answer: Callable[[], web.Re
     try:
         found = task.result()
     except Busy:
-        return json_answer({"error": say("LoRA Atelier answers too many questions now; ask again later.")}, status=503)
+        return _busy()
     return web.Response(body=found.body, status=found.status, headers=found.headers)  # each is sent once
+
+
+async def _in_turn(length: int, answer: Callable[[], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    """Answer a question of so many bytes, unless those at work hold as many as may lie in memory."""
+    global _held
+    if _held + length > MOST_HELD:
+        return _busy()
+    _held += length
+    try:
+        return await answer()
+    finally:
+        _held -= length
+
+
+def _busy() -> web.Response:
+    return json_answer({"error": say("LoRA Atelier answers too many questions now; ask again later.")}, status=503)
 
 
 def answered(answer: Callable[[], web.Response]) -> web.Response:
@@ -137,6 +160,10 @@ def answered(answer: Callable[[], web.Response]) -> web.Response:
         return json_answer({"error": str(problem)}, status=409)
     except OSError as problem:
         return json_answer({"error": describe_refusal(problem)}, status=409)
+    except (AttributeError, ImportError) as problem:
+        if sentence := missing_in_comfyui(problem):
+            return json_answer({"error": sentence}, status=409)
+        raise
 
 
 def json_answer(values: Any, status: int = 200) -> web.Response:

@@ -239,6 +239,43 @@ def test_more_than_a_few_questions_at_once_are_refused_and_comfyuis_threads_stay
     assert in_a_loop(flood()) == [200] * asked.threads.MOST + [503] * 20
 
 
+def test_questions_that_fill_the_memory_together_are_refused(asked: SimpleNamespace) -> None:
+    async def flood() -> list[int]:
+        go = asyncio.Event()
+
+        async def read_slowly() -> web.Response:
+            await go.wait()
+            return web.Response()
+
+        def clients(number: int) -> list[asyncio.Task]:
+            return [asyncio.ensure_future(asked.server._in_turn(2**25, read_slowly)) for _ in range(number)]
+
+        first = clients(10)
+        await asyncio.sleep(0)
+        go.set()
+        return [(await client).status for client in [*first, *clients(2)]]
+
+    assert in_a_loop(flood()) == [200] * 8 + [503] * 2 + [200] * 2
+
+
+def test_what_a_newer_comfyui_has_lost_is_said_to_the_page(asked: SimpleNamespace) -> None:
+    def folder() -> web.Response:
+        import folder_paths
+
+        from lora_atelier.nodes.comfyui import folders
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delattr(folder_paths, "get_temp_directory")
+            folders.access()
+        raise AssertionError
+
+    answer = asked.server.answered(folder)
+    assert answer.status == 409
+    assert "has no folder_paths.get_temp_directory, which LoRA Atelier uses" in answer_of(answer.body)["error"]
+    with pytest.raises(AttributeError):  # a mistake of ours stays one
+        asked.server.answered(lambda: None.nothing)  # type: ignore[attr-defined]
+
+
 def test_all_threads_of_the_pack_are_its_own() -> None:
     found = [path.name for path in (ROOT / "nodes").rglob("*.py") if "run_in_executor" in path.read_text("utf-8")]
     assert found == ["threads.py"]

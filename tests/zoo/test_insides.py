@@ -8,9 +8,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import comfy.clip_model
+import comfy.clip_vision
 import comfy.model_base
 import comfy.sd
 import comfy_execution.graph
+import comfy_execution.progress
+import execution
 import pytest
 import server
 from zoo.comfy_here import VERSION
@@ -118,19 +122,30 @@ def own_parts() -> set[str]:
 
 def test_the_page_lists_what_the_pages_own_modules_read():
     found = sorted({
-        name.rstrip(".")
+        name.replace("?", "")
         for path in (ROOT / "js").glob("*.js")
-        for name in re.findall(r"(?<![\w./])(?:app|api)\.[A-Za-z_.]+", path.read_text(encoding="utf-8"))
+        for name in re.findall(r"(?<![\w./])(?:app|api|ComfyApp)(?:\??\.[A-Za-z_]+)+", path.read_text(encoding="utf-8"))
         if name not in ("app.js", "api.js")
     })  # fmt: skip
     listed = IN_THE_PAGE.search(PAGE.read_text(encoding="utf-8"))[1]
     assert re.findall(r"`([\w.]+)`", listed) == found
 
 
+def test_the_page_lists_the_elements_and_events_of_comfyui_that_ours_look_for():
+    text, listed = "", PAGE.read_text(encoding="utf-8").partition("Elements:")[2]
+    for path in sorted((ROOT / "js").glob("*.js")):
+        text += path.read_text(encoding="utf-8")
+    elements = {*re.findall(r'"(#\w+)"', text), *re.findall(r"\[([a-z]+-[a-z-]+)=", text)} - {"data-row", "data-column"}
+    events = {*re.findall(r'api\.addEventListener\(\s*"([\w.]+)"', text)}
+    assert "#maskEditorCanvasContainer" in elements and "reconnected" in events
+    for name in elements | {event for event in events if not event.startswith("atelier.")}:
+        assert f"`{name}`" in listed
+
+
 def attributes() -> dict[str, list[str]]:
     """Read the page's table of attributes: whose -> which."""
-    row = re.compile(r"^\| (MODEL|its model|CLIP|VAE|its prompt) \| (.*) \|$", re.MULTILINE)
-    rows = row.findall(PAGE.read_text(encoding="utf-8"))
+    table = PAGE.read_text(encoding="utf-8").partition("| of | attributes |\n|---|---|\n")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()]
     return {whose: re.findall(r"`(\w+)`", names) for whose, names in rows}
 
 
@@ -140,14 +155,25 @@ def test_what_comfyui_hands_over_has_what_we_read_of_it():
     _, model = build(name)
     things = {"MODEL": model, "its model": model.model, "CLIP": comfy.sd.CLIP, "VAE": comfy.sd.VAE}
     things["its prompt"] = comfy_execution.graph.DynamicPrompt
+    things["its progress"] = comfy_execution.progress.ProgressRegistry
+    things["CLIP_VISION"] = comfy.clip_vision.ClipVisionModel
+    things["the model of a CLIP_VISION"] = comfy.clip_model.CLIPVisionModelProjection
     assert attributes().keys() == things.keys()
     gone = {
         f"{whose}.{each}"
         for whose, listed in attributes().items()
         for each in listed
-        if not hasattr(things[whose], each) and f"self.{each} =" not in source_of_class(things[whose])
+        if not hasattr(things[whose], each) and not re.search(rf"self\.{each}\b.* = ", source_of_class(things[whose]))
     }
     assert not gone, f"ComfyUI {VERSION} has no {', '.join(sorted(gone))}"
+
+
+def test_a_node_of_a_running_prompt_may_stand_for_another_one():
+    """Write Captions adds nodes to the prompt that runs; each is shown as the node that it is a copy of."""
+    assert "`override_display_id`" in PAGE.read_text(encoding="utf-8")
+    assert "override_display_id" in Path(execution.__file__).read_text(encoding="utf-8")
+    state = comfy_execution.progress.NodeProgressState.__annotations__
+    assert {"value", "max"} <= state.keys()
 
 
 def source_of_class(thing) -> str:
