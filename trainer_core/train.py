@@ -172,7 +172,6 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
         if run.world.leads:
             saving.after_step(asked)
         if "pause" in asked and not run.finished:
-            run.record("paused")
             raise Paused
         if "stop" in asked and run.at < plan.steps:
             note(f"Stopped and kept after step {run.at} of {plan.steps}; {run_again()} to resume.")

@@ -115,10 +115,10 @@ class Buttons:
         return pressed
 
     def check(self) -> None:
-        """Raise ComfyUI's exception of a Cancel if the person cancelled the prompt, or pressed "pause"."""
+        """Raise ComfyUI's exception of a Cancel if the person cancelled the prompt, Paused if "pause" was pressed."""
         comfy.model_management.throw_exception_if_processing_interrupted()
         if "pause" in self._pressed:
-            raise comfy.model_management.InterruptProcessingException
+            raise Paused
 
 
 _current: Buttons | None = None  # of the run at work; ComfyUI's worker runs one node at a time

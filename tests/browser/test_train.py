@@ -137,7 +137,7 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
     page.wait_for_function(f"() => ({COLOURS})() > 3")
     page.locator(".atelier-samples button").nth(1).wait_for()
     ask(page, "Pause", "The run pauses and frees the memory.")
-    wait(page, r"^Stopped after step \d+ of 100000")
+    wait(page, r"^Paused after step \d+ of 100000")
     assert page.locator(".atelier-train [data-ask]").first.is_hidden()
     page.locator(".atelier-train").get_by_role("button", name="Continue").click()
     page.wait_for_function(ALL, arg=True)
@@ -331,7 +331,7 @@ def test_a_subgraph_shows_its_run_outside_also_after_comfyui_was_killed(editor, 
     page.locator(".atelier-train").get_by_role("button", name="Continue").click()
     wait(page, r"^step \d+ of 100000$")
     ask(page, "Pause", "The run pauses and frees the memory.")
-    wait(page, r"^Stopped after step \d+ of 100000")
+    wait(page, r"^Paused after step \d+ of 100000")
 
     # Inside of the subgraph Train LoRA shows it as well.
     editor.run(f"""() => {{
@@ -339,6 +339,6 @@ def test_a_subgraph_shows_its_run_outside_also_after_comfyui_was_killed(editor, 
         window.app.canvas.openSubgraph(node.subgraph, node);
     }}""")
     editor.fit()
-    page.locator(".atelier-status:visible").filter(has_text="Stopped after step").wait_for()
+    page.locator(".atelier-status:visible").filter(has_text="Paused after step").wait_for()
     editor.run("() => window.app.canvas.setGraph(window.app.graph)")
     editor.render(vue=False)

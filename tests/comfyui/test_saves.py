@@ -40,6 +40,7 @@ sys.modules["pack"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["pack"])
 from pack.nodes.comfyui.progress import NodeProgress, NodeAddress
 from pack.nodes.comfyui.session import Buttons
+from pack.trainer_core.runs.asked import Paused
 progress = NodeProgress(NodeAddress("", "", "1"))
 buttons = Buttons("1", False)
 shown = progress.callbacks(buttons)
@@ -64,7 +65,7 @@ taken = list(shown.asked())
 try:
     shown.check()
     paused = False
-except comfy.model_management.InterruptProcessingException:
+except Paused:
     paused = True
 print("found", json.dumps([cancelled, progress.notes, taken, paused]))
 """

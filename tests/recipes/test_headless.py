@@ -173,7 +173,7 @@ def test_a_page_saves_stops_and_pauses_a_run_through_its_folder(first, tmp_path,
             return main(arguments), stream.getvalue()
 
     code, said = train("step 1 of 4", "save", "pause")
-    assert code == 3 and "Saved after step 1" in said and "Stopped after step 1 of 4." in said
+    assert code == 3 and "Saved after step 1" in said and "Paused after step 1 of 4." in said
     code, said = train("step 2 of 4", "stop")
     assert code == 3 and "Stopped and kept after step 2 of 4; run the command again to resume." in said
     assert (tmp_path / "loras" / "atelier" / "cat-stopped-at-2.safetensors").is_file()

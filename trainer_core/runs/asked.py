@@ -25,7 +25,7 @@ FILES = {f"asked-{word}": word for word in SAID}
 
 
 class Paused(Exception):
-    """Ends a run whose pause was asked for through its folder; it is saved."""
+    """Ends a run whose pause was asked for; it is saved."""
 
 
 class Asked:

@@ -18,6 +18,7 @@ from ..common.wording import count
 from ..config import MemoryConfig, run_again
 from ..data.plan import Plan
 from ..runs import Checkpoint
+from ..runs.asked import Paused
 from ..runs.news import FAILURES
 from ..runs.publish import Saved
 from .checkpoint import restore, state_of
@@ -182,9 +183,12 @@ def save_interrupted(run: Run, cause: BaseException) -> None:
     """Save an interrupted run and report where; a save that fails is reported, never raised.
 
     Does not save weights in the middle of an update, or that are not finite. cause: what interrupted the run; the
-    run's log keeps a failure.
+    run's log keeps a failure, and a pause.
     """
-    if isinstance(cause, FAILURES) and str(cause):
+    paused = isinstance(cause, Paused)
+    if paused:
+        run.record("paused")
+    elif isinstance(cause, FAILURES) and str(cause):
         run.record("failed", text=str(cause))
     before = next(iter(run.folder.checkpoints()), None)
     problem = ""
@@ -213,8 +217,8 @@ def save_interrupted(run: Run, cause: BaseException) -> None:
     files = ", ".join(dict.fromkeys(str(path) for each in saved for path in each.files))
     so_far = f"The LoRA so far is saved as {files}. " if files else ""
     note(
-        f"{lost}Stopped after step {before.step} of {run.plan.steps}. {so_far}The run is saved in {before.path}; "
-        f"{run_again()} to resume."
+        f"{lost}{'Paused' if paused else 'Stopped'} after step {before.step} of {run.plan.steps}. {so_far}The run is "
+        f"saved in {before.path}; {run_again()} to resume."
     )
 
 
