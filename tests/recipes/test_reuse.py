@@ -424,7 +424,7 @@ def test_what_is_asked_for_on_the_way_and_saves_that_stay(config, tmp_path, cach
 SIZED = (  # LoRA, optimizer, the rest
     ({}, {}, {}),
     ({"dtype": "bfloat16"}, {"name": "prodigy_plus_schedule_free", "learning_rate": 1.0}, {}),
-    ({"algorithm": "loha"}, {"name": "came", "ema_decay": 0.9}, {}),
+    pytest.param({"algorithm": "loha"}, {"name": "came", "ema_decay": 0.9}, {}, marks=pytest.mark.thorough),
     ({"algorithm": "full"}, {"name": "adamw8bit"}, {"save_dtype": "float32"}),
     ({"init": "pissa"}, {"name": "sgd", "ema_decay": 0.9}, {"validate_every": 1, "keep_best": True}),
 )

@@ -277,6 +277,7 @@ def test_a_lora_with_text_layers_is_continued_on_small_text_encoders(config, tmp
     assert any(not torch.equal(t, first.tensors[k]) for k, t in second.tensors.items() if k.startswith("lora_te_"))
 
 
+@pytest.mark.thorough  # in every run test_recipes.py knows the losses of one in bfloat16
 def test_a_lora_in_bfloat16_learns_what_one_in_float32_does(config, tmp_path):
     config = change(config, train={"steps": 6})
     plain, small = run(config, tmp_path), run(change(config, lora={"dtype": "bfloat16"}), tmp_path)
@@ -288,7 +289,8 @@ def test_a_lora_in_bfloat16_learns_what_one_in_float32_does(config, tmp_path):
     assert torch.equal(rounded, rounded.bfloat16().float())
 
 
-@pytest.mark.parametrize("learning_rate", [1e-3, 0.0])
+# In every run test_recipes.py trains both at once.
+@pytest.mark.parametrize("learning_rate", [pytest.param(1e-3, marks=pytest.mark.thorough), 0.0])
 def test_the_text_encoder_is_trained_on_request(config, tmp_path, learning_rate):
     config = change(config, optimizer={"learning_rate": learning_rate, "text_encoder_learning_rate": 1e-3})
     result = run(change(config, sample={"prompts": ("thing",), "width": 64, "height": 64, "steps": 2}), tmp_path)
@@ -332,6 +334,7 @@ def test_validation_is_measured_and_changes_nothing(config, plain, tmp_path, hel
     assert again.validation[0][1] == pytest.approx(measured[0][1], rel=1e-5)  # whatever the batch size
 
 
+@pytest.mark.thorough  # in every run test_recipes.py trains several resolutions, test_resume.py variants
 def test_several_resolutions_and_variants_train(config, tmp_path):
     config = change(config, train={"steps": 8, "buckets": BucketConfig(resolutions=("64", "96x64", "96"))})
     config = concept(config, augment=AugmentConfig(variants=3, crop_jitter=1, zoom=0.2, rotation=10, hue=0.1))
@@ -353,6 +356,7 @@ def test_adamw_in_8_bits_trains(config, tmp_path):
     assert in_8_bits and all(len(tensor.unique()) > 1 for tensor in in_8_bits)
 
 
+@pytest.mark.thorough  # in every run test_recipes.py knows the losses of a model that predicts v
 def test_v_prediction_trains_another_target(config, plain, tmp_path):
     v = run(change(config, base_model={"prediction": "v_prediction"}), tmp_path)
     assert differ(v.losses, plain(config).losses) and all(map(math.isfinite, v.losses))
