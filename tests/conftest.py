@@ -24,12 +24,14 @@ from comfy_client import PACE, ComfyClient, ComfyServer
 from lora_atelier.dev import NEWEST, OLDEST, comfyui_folder
 
 # No example is too slow, as that depends on what else the machine does; the same examples in every run.
-settings.register_profile("any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+for name, count in (("every run", 33), ("thorough", 100)):  # examples; tests/examples.py has a property's own number
+    calm = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile(name, max_examples=count, **calm)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure the processor time of each file."""
+    """Measure the processor time of each file; choose how many examples properties are tried with."""
+    settings.load_profile("thorough" if config.getoption("thorough") else "every run")
     config.pluginmanager.register(processor_time.ProcessorTime())
 
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import pytest
 from bounded import bounded
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scan_folder import draw, read, table_folder
 
@@ -28,7 +29,7 @@ from lora_atelier.trainer_core.data.scan.caption_tables import MOST_DEPTH, find_
 
 MIB = 2**20
 SECRET = "sesame"  # what stands in a file and in no message
-many = settings(max_examples=300)
+many = examples(300)
 
 
 def row(**columns: Any) -> bytes:

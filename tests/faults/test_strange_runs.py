@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from bounded import bounded
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import make_run
 
@@ -93,7 +94,7 @@ def test_a_value_of_any_kind_at_any_place_is_described_and_stops_no_other_run(ru
             is_described(runs)
 
 
-@settings(max_examples=60)
+@examples(180)
 @given(
     name=st.sampled_from(["run.json", "result.json", "log.jsonl", JSONS[-1]]),
     changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 8), st.binary(max_size=8)), min_size=1, max_size=4),

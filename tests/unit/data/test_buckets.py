@@ -5,7 +5,8 @@ import json
 import math
 
 import pytest
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.config import AugmentConfig
@@ -44,7 +45,7 @@ def test_the_bucket_tables(resolution: int, step: int) -> None:
 
 
 @given(st.integers(64, 2048), st.sampled_from([8, 16, 32, 64, 128]))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_every_bucket_keeps_within_area_aspect_and_step(resolution: int, step: int) -> None:
     if resolution < step:
         with pytest.raises(ValueError, match=str(step)):
@@ -112,7 +113,7 @@ def test_the_scale_is_the_factor_of_the_table() -> None:
 
 
 @given(st.integers(1, 12_000), st.integers(1, 12_000), st.sampled_from(bucket_list((512, 512), 64)))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_fit_covers_its_bucket_and_stays_inside(width: int, height: int, bucket: tuple[int, int]) -> None:
     crop = fit((width, height), bucket)
     assert any(crop.resized[i] == bucket[i] for i in (0, 1))
@@ -156,7 +157,7 @@ def test_only_the_area_of_a_target_counts() -> None:
 
 
 @given(st.integers(0, 1100), st.integers(0, 1100))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_side_limits_remove_narrow_buckets_and_clip_long_ones(low: int, high: int) -> None:
     every, most = bucket_list((512, 512), 64), high // 64 * 64
     clipped = {(w, most) for w in range(64, most + 1, 64) if 512**2 // w // 64 * 64 > most <= 4 * w} if high else set()
@@ -198,7 +199,7 @@ def test_the_no_upscale_vectors(size, resized, bucket) -> None:
 @example((262, 4254), 256, 8)  # two ways of reducing it end in one bucket
 @example((965, 1465), 512, 8)  # both sides are rounded up
 @example((60, 900), 1024, 64)  # narrower than a step
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_upscale_never_enlarges_and_keeps_within_the_area(size, side: int, step: int) -> None:
     bucket, resized = no_upscale_bucket(size, side**2, step)
     assert no_upscale_bucket(size[::-1], side**2, step) == (bucket[::-1], resized[::-1])
@@ -249,7 +250,7 @@ def test_small_buckets_join_the_nearest_that_then_holds_a_batch() -> None:
 @given(
     st.dictionaries(st.sampled_from(bucket_list((512, 512), 64)), st.integers(1, 20), max_size=11), st.integers(1, 24)
 )
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_merging_loses_nothing_and_leaves_at_most_one_small_bucket(counts: dict, batch_size: int) -> None:
     moves = merge_buckets(counts, batch_size)
     after = merged(counts, moves)
@@ -308,7 +309,7 @@ def test_the_corners_of_an_unturned_crop_are_those_of_its_box() -> None:
 
 
 @given(SIZES, st.sampled_from(bucket_list((512, 512), 64)), st.floats(-45, 45))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_the_upright_rectangle_touches_the_edge_and_shares_the_aspect(size, bucket, angle: float) -> None:
     whole = Crop(resized=size, offset=(0, 0), bucket=size, angle=angle)
     first, second, third, fourth = whole.corners(size)
@@ -335,7 +336,7 @@ AUGMENTS = st.builds(
 
 
 @given(SIZES, st.sampled_from(bucket_list((512, 512), 64)), AUGMENTS, st.integers(0, 99))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_what_a_variant_keeps_lies_inside_the_picture(size, bucket, augment: AugmentConfig, index: int) -> None:
     crop = variant(size, bucket, augment, seed=7, picture=3, index=index)
     slack = 1e-6 * max(size)
@@ -407,7 +408,7 @@ def test_the_numbers_of_a_framing() -> None:
 
 
 @given(SIZES, st.sampled_from(bucket_list((512, 512), 64)), st.floats(-1, 1))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_mirrored_crop_is_the_crop_of_the_mirrored_picture(size, bucket, shift: float) -> None:
     plain = fit(size, bucket, shift=(shift, 0.0))
     mirrored = dataclasses.replace(plain, flip=True)

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.data import cache as module
@@ -299,7 +300,7 @@ PARTS = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(left=PARTS, right=PARTS, data=st.data())
 def test_keys_are_equal_exactly_when_their_parts_are(left: Any, right: Any, data: st.DataObject) -> None:
     key, parts = left
@@ -403,7 +404,7 @@ def shard_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return shards(folder)[0].read_bytes()
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(data=st.data())
 def test_a_flipped_bit_anywhere_gives_no_wrong_tensor_and_is_noticed(shard_bytes: bytes, data: st.DataObject) -> None:
     place, bit = data.draw(st.integers(0, len(shard_bytes) - 1)), data.draw(st.integers(0, 7))
@@ -681,7 +682,7 @@ def test_a_shard_is_marked_as_used_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert marked == shards(tmp_path)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(ages=st.permutations(range(6)), sizes=st.lists(st.integers(0, 2000), min_size=6, max_size=6), data=st.data())
 def test_pruning_deletes_the_oldest_as_far_as_needed_and_nothing_in_use(
     ages: list[int], sizes: list[int], data: st.DataObject

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig
@@ -28,7 +29,7 @@ from lora_atelier.trainer_core.data.captions import (
 )
 from lora_atelier.trainer_core.lora_files.metadata import tag_frequency
 
-several = settings(max_examples=60, deadline=None)
+several = examples(60)
 
 
 @functools.cache

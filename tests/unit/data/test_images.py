@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bounded import bounded
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from odd_files import saved
 from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError, features
@@ -562,7 +563,7 @@ def test_a_flat_picture_stays_flat_through_any_geometry() -> None:
     st.sampled_from(bucket_list((64, 64), 16)),
     st.integers(0, 10_000),
 )
-@settings(max_examples=80, deadline=None)
+@examples(240)
 def test_no_turn_shows_what_lies_outside_the_picture(size, bucket, index: int) -> None:
     augment = AugmentConfig(crop_jitter=1, zoom=0.3, rotation=45)
     crop = variant(size, bucket, augment, seed=1, picture=0, index=index)

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from odd_files import saved
 from PIL import Image, ImageCms
@@ -172,7 +173,7 @@ def waves(size: tuple[int, int]) -> Image.Image:
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_mask_and_the_picture_it_is_drawn_on_are_cut_alike(size, bucket, index: int, flip: bool, turn: bool) -> None:
     amounts = AugmentConfig(crop_jitter=1, zoom=0.5, rotation=30 * turn)
     crop = dataclasses.replace(variant(size, bucket, amounts, seed=1, picture=0, index=index), flip=flip)

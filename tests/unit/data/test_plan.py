@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.config import (
@@ -78,7 +79,7 @@ datasets = st.lists(st.integers(0, len(SHAPES) - 1), min_size=1, max_size=20)
     st.integers(1, 4),
     st.integers(1, 3),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_run_of_whole_epochs_visits_every_picture_as_often_as_it_should(
     shapes: list[int], repeats: list[int], batch: int, accumulate: int, epochs: int
 ) -> None:
@@ -98,7 +99,7 @@ def test_a_run_of_whole_epochs_visits_every_picture_as_often_as_it_should(
 
 
 @given(datasets, st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_step_does_not_depend_on_what_was_asked_before(shapes, batch, accumulate, steps, random) -> None:
     options = {"flip": True, "captions": CaptionConfig(shuffle=True, tag_dropout=0.3, dropout=0.2)}
     options |= {"masks": MaskConfig(unmasked_probability=0.5)}
@@ -113,7 +114,7 @@ def test_a_step_does_not_depend_on_what_was_asked_before(shapes, batch, accumula
 
 
 @given(datasets, st.integers(1, 4), st.integers(1, 25), st.booleans(), st.sampled_from([0.0, 0.4]))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_crops_and_captions_are_exactly_what_the_run_asks_for(shapes, batch, steps, flip, dropout) -> None:
     options = {"flip": flip, "captions": CaptionConfig(shuffle=dropout > 0, dropout=dropout)}
     plan = make(shapes, (1, 2), options, batch_size=batch, steps=steps)
@@ -379,7 +380,7 @@ def resolution_of(bucket: Size) -> str:
 
 
 @given(runs(whole=True))
-@settings(max_examples=120, deadline=None)
+@examples(120)
 def test_any_picture_is_visited_as_often_as_planned_and_nothing_is_dropped_or_doubled(run: Run) -> None:
     plan = run.plan()
     batches, rates, epochs = micro_batches(plan), run.rates(), run.train.epochs
@@ -398,7 +399,7 @@ def test_any_picture_is_visited_as_often_as_planned_and_nothing_is_dropped_or_do
 
 
 @given(runs())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_batch_holds_one_bucket_and_no_more_than_it_may(run: Run) -> None:
     plan = run.plan()
     batches = micro_batches(plan)
@@ -419,7 +420,7 @@ def test_any_batch_holds_one_bucket_and_no_more_than_it_may(run: Run) -> None:
 
 
 @given(runs())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_arithmetic_of_any_run(run: Run) -> None:
     plan = run.plan()
     windows = [plan.step(k) for k in range(plan.steps)]
@@ -445,7 +446,7 @@ def test_the_arithmetic_of_any_run(run: Run) -> None:
 
 
 @given(runs())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_what_any_run_says_it_will_ask_for_is_what_it_asks_for(run: Run) -> None:
     plan = run.plan()
     samples = [*samples_of(micro_batches(plan)), *plan.validation]
@@ -465,7 +466,7 @@ def test_what_any_run_says_it_will_ask_for_is_what_it_asks_for(run: Run) -> None
 
 
 @given(runs(), st.integers(1, 9), st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_any_caption_warms_up_by_its_step_and_is_empty_in_every_nth_epoch(run: Run, steps: int, every: int) -> None:
     captions = CaptionConfig(tag_warmup_steps=steps, dropout_every_n_epochs=every)
     concepts = tuple(concept.replace(captions=captions) for concept in run.concepts)
@@ -484,7 +485,7 @@ def test_any_caption_warms_up_by_its_step_and_is_empty_in_every_nth_epoch(run: R
 
 
 @given(runs(), st.randoms(use_true_random=False))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_any_step_is_the_same_whatever_was_asked_before(run: Run, random: Any) -> None:
     plan, other = run.plan(), run.plan()
     expected = [plan.step(k) for k in range(plan.steps)]
@@ -494,7 +495,7 @@ def test_any_step_is_the_same_whatever_was_asked_before(run: Run, random: Any) -
 
 
 @given(runs(whole=True))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_resolutions_and_variants_of_any_picture_are_used_equally_often(run: Run) -> None:
     plan = run.plan()
     crops: defaultdict[int, list[Crop]] = defaultdict(list)
@@ -514,7 +515,7 @@ def test_resolutions_and_variants_of_any_picture_are_used_equally_often(run: Run
 
 
 @given(runs())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_micro_batches_know_their_place_in_the_step(run: Run) -> None:
     plan = run.plan()
     for k in range(min(plan.steps, 5)):
@@ -525,7 +526,7 @@ def test_micro_batches_know_their_place_in_the_step(run: Run) -> None:
 
 
 @given(runs(whole=True, plain=True))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_samples_are_exact_in_every_epoch_and_regularisation_keeps_pace(run: Run) -> None:
     plan, rates = run.plan(), run.rates()
     parts = epochs_of(plan, micro_batches(plan))
@@ -543,7 +544,7 @@ def test_samples_are_exact_in_every_epoch_and_regularisation_keeps_pace(run: Run
 
 
 @given(runs())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_merging_small_buckets_keeps_every_visit_and_leaves_one_small_bucket_at_most(run: Run) -> None:
     keep, merge = (
         run.plan(buckets=run.train.buckets.replace(small_buckets=small), epochs=2, accumulate=1)
@@ -641,7 +642,7 @@ def test_buckets_of_rare_pictures_are_merged_too() -> None:
     st.sampled_from(["keep", "merge"]),
 )
 @example([(128, 128), (256, 256), (256, 256)], 2, "merge")
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_without_upscaling_no_picture_is_enlarged_even_where_buckets_merge(
     sizes: list[Size], batch: int, small: Any
 ) -> None:

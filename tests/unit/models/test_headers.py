@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from bounded import bounded
 from clip_tokenizer import TOKENIZER
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import checkpoint_tensors, family_tensors
 
@@ -102,7 +103,7 @@ DECIDING = (
 SIDE = st.integers(0, 9) | st.sampled_from([33, 768, 10**6])
 
 
-@settings(max_examples=40)
+@examples(120)
 @given(
     family=st.integers(0, 2),
     part=st.sampled_from([*DECIDING, "positional", "in_proj", "resblocks", ""]),

@@ -6,7 +6,8 @@ import pytest
 import torch
 from bounded import bounded
 from clip_tokenizer import TOKENIZER
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import model_of, tiny_clip
 
@@ -60,7 +61,7 @@ def test_brackets_are_weights_and_their_escapes_are_brackets(caption, parts):
     assert weighted_parts(caption) == [(text, pytest.approx(weight)) for text, weight in parts]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(MARKS)
 def test_a_caption_is_split_or_refused_and_escapes_are_text(marks):
     caption = "".join(marks)

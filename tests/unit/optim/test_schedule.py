@@ -8,7 +8,8 @@ import pytest
 import torch
 import transformers
 from bounded import bounded
-from hypothesis import assume, given, settings
+from examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.config import SchedulerConfig
@@ -150,7 +151,7 @@ def test_a_cycle_of_rex_with_restarts_ends_at_the_floor_and_its_peak_is_not_belo
     assert 0.4 < values[1] < 0.5 and 0.4 < values[3] < 0.41
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def of_shape(name: str, **values: Any) -> SchedulerConfig:
     """Build a schedule of the settings that act with its shape."""
     left_out = without_effect(SchedulerConfig, {"name": name, **values})

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.data.scan.caption_files import TEXT_LIMIT, caption_lines, read_text
 from lora_atelier.trainer_core.data.scan.caption_tables import TABLE_NAMES, find_table, read_table, table_captions
 
 Write = Callable[..., Path]
-several = settings(max_examples=60, deadline=None)
+several = examples(60)
 
 
 @pytest.fixture
