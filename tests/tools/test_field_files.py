@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from foreign_numbers import SHARES, buckets, captions, opened, schedule, shares, weights
 
-from lora_atelier.trainer_core.config import RunConfig
+from lora_atelier.trainer_core.config import RunConfig, read_in_a_shell
 from lora_atelier.trainer_core.optim.build import arguments, optimizer_class
 from lora_atelier.trainer_core.workflow.foreign import read_foreign
 from lora_atelier.trainer_core.workflow.importing import bring
@@ -120,6 +120,8 @@ def test_files_of_other_people_become_graphs() -> None:
     for path in files:
         try:
             assert bring(path).workflow["nodes"]
+            with read_in_a_shell():
+                assert bring(path).workflow["nodes"]
         except ValueError as problem:
             refused[path.name] = str(problem)
     assert all(sentence.count("\n") == 0 and len(sentence) < 400 for sentence in refused.values()), refused

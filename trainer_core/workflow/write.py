@@ -351,7 +351,8 @@ class _AsWritten:
         """The next LoRA, or the file of a setting."""
         if kind == "loras":
             return Path(next(self._loras))
-        return Path(getattr(self._config.base_model, setting.split(" ")[0]))
+        base = self._config.base_model
+        return Path(next(getattr(base, part) for part in MODEL_FILES if base.named(part) == setting))
 
     def find_folder(self, folder: str, node: str) -> Path:
         """The folder as it is."""
