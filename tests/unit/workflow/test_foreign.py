@@ -296,6 +296,13 @@ def test_what_cannot_be_imported_is_refused_in_one_sentence(tmp_path, capsys, na
     assert not (tmp_path / "new.toml").exists()
 
 
+def test_a_model_with_files_of_its_own_is_imported_in_a_shell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path, "a.toml", 'pretrained_model_name_or_path = "m"\nvae = "own/v"\ntrain_data_dir = "/d"\n')
+    assert main(["import", "a.toml"]) == 0
+    assert 'vae = "own/v"' in (tmp_path / "a-atelier.toml").read_text(encoding="utf-8")
+
+
 def test_arguments_are_split_as_a_shell_does():
     command = read_script('python train_network.py --a=1 --b "x y" --c --network_args 1 2 3 # --e\n', ".sh")
     assert command.program == "train_network.py"
@@ -464,6 +471,38 @@ def test_the_model_of_a_file_is_told_by_its_network(tmp_path):
     found = read_foreign(saved(tmp_path, "a.toml", wan))
     assert (found.program, found.family) == ("musubi-tuner", "wan")
     assert read_foreign(saved(tmp_path, "b.sh", "python odd_train_network.py --dit m --seed 1")).family == "odd"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "family", "encoder"),
+    (
+        ('qwen3 = "q"\nguidance_scale = 1', "anima", "q"),
+        ('clip_g = "g"\nt5xxl = "t"\n', "sd3", "t"),
+        ('gemma2 = "g"\nae = "a"\n', "lumina2", "g"),
+        ('guidance_scale = 1.0\nt5xxl = ""\nlog_with = ""\nepoch = 1\nnoise_offset_type = "Original"', "flux", None),
+        ('t5xxl = ""\nguidance_scale = 0', "", None),
+    ),
+)
+def test_the_family_of_a_file_is_told_by_arguments_of_its_own(tmp_path, arguments, family, encoder):
+    text = f'network_dim = 4\nnetwork_module = "lycoris.kohya"\n{arguments}\nmodel_prediction_type = "raw"\n'
+    found = read_foreign(saved(tmp_path, "a.toml", text))
+    assert (found.family, found.models.get("text_encoder_1")) == (family, encoder)
+    assert found.left == ([] if family else ["model_prediction_type = 'raw'"])
+
+
+def test_a_lokr_of_whole_matrices_has_no_rank_of_convolutions(tmp_path):
+    text = 'network_alpha = 1\nnetwork_module = "lycoris.kohya"\nnetwork_args = ["algo=lokr", "full_matrix=True"]\n'
+    lora = read_open(read_foreign(saved(tmp_path, "a.toml", text)).values).lora
+    assert lora.full_matrix and lora.preset == "full" and lora.conv_rank == 0
+
+
+def test_a_script_that_hands_over_a_file_says_so(tmp_path):
+    with pytest.raises(ValueError, match="takes its settings from a file; choose that file"):
+        read_foreign(saved(tmp_path, "a.sh", "deepspeed --num_gpus=1 train.py --deepspeed --config a.toml\n"))
+    with pytest.raises(ValueError, match="starts SimpleTuner"):
+        read_foreign(saved(tmp_path, "c.sh", "python train_sdxl.py --data_backend_config=$A --seed=1\n"))
+    found = read_foreign(saved(tmp_path, "b.sh", "python train_network.py --network_dim 4 --resolution ${SIZE}\n"))
+    assert any("${SIZE}" in each and "resolution" in each for each in found.open)
 
 
 def test_what_a_script_leaves_open_is_told(tmp_path):
@@ -1021,6 +1060,11 @@ def test_the_common_part_of_diffusion_pipe_and_simpletuner_is_read(tmp_path):
     assert (config.lora.rank, config.lora.alpha, config.train.epochs, config.train.batch_size) == (32, 32, 20, 2)
     assert config.optimizer.learning_rate == 2e-5 and config.optimizer.options["beta2"] == 0.99
     assert config.dataset.concepts[0].repeats == 3 and config.dataset.concepts[0].resolutions == ("512x512",)
+    files = 'diffusion_model = "/m/z.safetensors"\nvae = "/m/v.safetensors"\nmerge_adapters = ["/m/undo.safetensors"]\n'
+    files += 'text_encoders = [{paths = ["/m/a.safetensors", "/m/b.safetensors"], type = "flux"}]\n'
+    found = read_foreign(saved(tmp_path, "files.toml", PIPE.replace('ckpt_path = "/m/wan.safetensors"\n', files)))
+    assert [Path(each).stem for each in found.models.values()] == ["z", "v", "a", "b"]
+    assert found.left == ["model.odd = 1"] and any("undo" in f"{each}" for each in found.open)
     shapes = "resolutions = [512]\nenable_ar_bucket = true\nmin_ar = 0.5\nmax_ar = 2.0\nnum_ar_buckets = 7\n"
     found = read_foreign(saved(tmp_path, "shapes.toml", f'{shapes}frame_buckets = [1]\n[[directory]]\npath = "/d/a"\n'))
     assert found.left == ["min_ar = 0.5", "max_ar = 2.0", "num_ar_buckets = 7"]

@@ -12,7 +12,7 @@ from typing import Any
 from ...common.wording import say
 from ..toml_text import read_toml
 from .imported import Given, Imported, listing, number, on, put_number, real, table, tables, whole
-from .sd_scripts import put_optimizer, put_start, put_warmup
+from .sd_scripts import put_beneath, put_optimizer, put_start, put_warmup
 from .texts import beside, placed
 
 PROGRAM = "diffusion-pipe"
@@ -27,6 +27,7 @@ FILES = {  # of the model -> the role
     "ckpt_path": "diffusion_model", "diffusers_path": "diffusion_model", "transformer_path": "diffusion_model",
     "checkpoint_path": "checkpoint", "vae_path": "vae", "llm_path": "text_encoder_1",
     "text_encoder_path": "text_encoder_1", "t5_path": "text_encoder_1", "clip_path": "text_encoder_2",
+    "diffusion_model": "diffusion_model", "vae": "vae", "text_encoder": "text_encoder_1",
 }  # fmt: skip
 OF_SHAPES = ("min_ar", "max_ar", "num_ar_buckets", "ar_buckets", "size_buckets", "frame_buckets")
 COSINE_END = 1e-6  # the rate at which a cosine ends there
@@ -114,6 +115,12 @@ def _model(found: Imported, given: Given) -> None:
     for name, role in FILES.items():
         if value := given.take(name):
             found.models.setdefault(role, str(value))
+    encoders = [each for each in listing(given.take("text_encoders")) if isinstance(each, Mapping)]
+    paths = [path for each in encoders for path in listing(each.get("paths") or each.get("path"))]
+    for place, path in enumerate(paths[:4], 1):
+        found.models.setdefault(f"text_encoder_{place}", str(path))
+    for path in listing(given.take("merge_adapters"))[:20]:
+        put_beneath(found, str(path))
     if not found.family:
         found.put("base_model.path", found.models.pop("checkpoint", ""))
         found.models.clear()

@@ -135,6 +135,10 @@ FLAGS: dict[str, tuple[str, Any]] = {  # switched on -> our setting and its valu
     "noise_offset_random_strength": ("objective.noise_offset_strength", "random"),
     "sample_at_first": ("saves.sample_at_start", True),
 }
+TELLING = {  # arguments that the scripts of one family alone have, of a file that names no script
+    "qwen3": "anima", "gemma2": "lumina2", "clip_g": "sd3", "apply_lg_attn_mask": "sd3", "byt5": "hunyuan_image",
+    "t5xxl": "flux", "ae": "flux", "apply_t5_attn_mask": "flux", "guidance_scale": "flux",
+}  # fmt: skip
 FAMILIES = {  # words in the name of a script -> the family that it trains
     "flux_2": "flux2",
     "flux": "flux",
@@ -162,6 +166,7 @@ MODELS = {  # of a family -> the role of the file
     "t5xxl": "text_encoder_1",
     "clip_g": "text_encoder_3",
     "gemma2": "text_encoder_1",
+    "qwen3": "text_encoder_1",
     "text_encoder": "text_encoder_1",
     "byt5": "text_encoder_2",
     "dit": "diffusion_model",
@@ -247,7 +252,7 @@ WITHOUT_EFFECT = re.compile(  # on what is trained: places, speed, what is alway
     "|xformers|sdpa|mem_eff_attn|max_data_loader_n_workers|persistent_data_loader_workers|save_model_as|no_half_vae|v2"
     "|max_token_length|lowram|highvram|save_state.*|no_metadata|metadata_.*|training_comment|skip_cache_check|resume.*"
     "|huggingface_.*|async_upload|dynamo_backend|ddp_.*|tokenizer_cache_dir|disable_mmap.*|debug_dataset|num_cpu_threads.*"
-    "|console_log_.*|save_last_n_.*_state|output_config|sdxl|train_mode|split_mode|blocks_to_swap|fused_backward_pass"
+    "|console_log_.*|noise_offset_type|epoch|save_last_n_.*_state|output_config|sdxl|train_mode|split_mode|blocks_to_swap|fused_backward_pass"
     "|image_directory|video_directory|cache_directory|dit_dtype|task|fp8_.*|vae_.*|split_attn|text_encoder_cpu|caption_extention|deepspeed|zero_stage|offload_.*|dataset_class|is_reg|custom_attributes|train_text_encoder"
     "|compile_.*|cuda_.*|flash_attn|flash3|attn_mode|use_pinned_memory.*|.*_offloading|block_swap_.*|img_in_txt_in.*"
 )
@@ -257,6 +262,7 @@ KNOWN = frozenset(DEFAULTS) | PLAIN.keys() | FLAGS.keys() | {"pretrained_model_n
 NUMBERS = {name for name, value in DEFAULTS.items() if not isinstance(value, str)} | {
     *(name for name, (_, convert) in PLAIN.items() if convert is not str),
     *("unet_lr", "text_encoder_lr", "max_train_epochs", "clip_skip", "min_snr_gamma", "save_every_n_epochs"),
+    "resolution",
 }  # what a script's open variable leaves to the program's default
 
 
@@ -271,6 +277,10 @@ def read_file(text: str, suffix: str, folder: Path) -> Imported:
     given, left = arguments(command.words, LISTS)
     if not command.program and len(KNOWN & given.keys()) < 2 and "config_file" not in given:
         raise ValueError("it holds no command that trains; choose the script that calls train_network.py")
+    if command.program == "train.py" and len(KNOWN & given.keys()) < 2:  # of programs that read a file instead
+        raise ValueError("it calls train.py, which takes its settings from a file; choose that file")
+    if "data_backend_config" in given:
+        raise ValueError("it starts SimpleTuner by arguments; choose its config.json")
     return read_command(command, given, left, folder)
 
 
@@ -321,6 +331,8 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
     if given.take("dit"):
         found.program = found.program.replace(PROGRAM, "musubi-tuner")
         family = family or re.sub(r"_?train.*", "", script) or "hunyuan_video"  # its first, whose modules tell nothing
+    elif not script:
+        family = family or next((each for name, each in TELLING.items() if values.get(name)), "")
     family = "chroma" if family == "flux" and given.take("model_type") == "chroma" else family
     second = _second(given, script, program)
     _model(found, given, family, second=second)
@@ -341,7 +353,7 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
         found.not_pickled("save_model_as", given.take("save_model_as"))
     _intervals(found, given, folder)
     _folders(found, given, folder)
-    if (kind := given.take("log_with")) is not None:
+    if kind := given.take("log_with"):
         found.put("train.log", "tensorboard") if kind == "tensorboard" else found.leave("log_with", kind)
     for name, value in given.unread():
         if not WITHOUT_EFFECT.fullmatch(name):
@@ -390,6 +402,9 @@ def _model(found: Imported, given: Given, family: str, *, second: bool) -> None:
                 "clip_skip",
                 "apply_t5_attn_mask",
                 "t5xxl_max_token_length",
+                "t5_max_token_length",
+                "qwen3_max_token_length",
+                "gemma2_max_token_length",
                 "t5xxl_dtype",
                 "text_encoder_batch_size",
             )
@@ -863,7 +878,7 @@ def _options(found: Imported, args: dict[str, str]) -> None:
         if (value := args.pop(name, "")) != "" and (on(value) or setting.endswith("_scale")):
             found.put(setting, on(value))
     if found.values["lora"].get("full_matrix"):  # whole factors have no rank to split or to drop
-        for name in ("decompose_both", "tucker", "rank_dropout"):
+        for name in ("decompose_both", "tucker", "rank_dropout", "conv_rank", "conv_alpha"):
             found.values["lora"].pop(name, None)
     for name, (setting, convert) in BLOCKS.items():
         if (value := args.pop(name, "")) not in ("", "None"):
