@@ -62,7 +62,7 @@ const OPERATIONS = [
 ];
 /** @type {Record<string, string>} */
 const WHATS = { text: t("a caption"), find: t("find and replace"), add: t("added tags"), remove: t("a removed tag"),
-  replace: t("a replaced tag"), sort: t("sorted tags") };
+  replace: t("a replaced tag"), sort: t("sorted tags"), written: t("what a model wrote") };
 
 // Open the view for a Concept Dataset or a Dataset Preview.
 /** @param {GraphNode} node @param {() => void} [closed] */

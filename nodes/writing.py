@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..trainer_core.common.access import Access
 from ..trainer_core.config import MASK_SUFFIX, DatasetConfig
+from ..trainer_core.data.edits import Journal
 from ..trainer_core.data.scan import Index, Picture
 from ..trainer_core.data.written import (
     WritingState,
@@ -156,11 +158,17 @@ class AtelierWriteCaptions(Node):
     def execute(cls, dataset: DatasetConfig, prefix: str, existing: Any, texts: object = None) -> io.NodeOutput:
         """Let the graph answer for each picture that is open."""
         del texts  # of one picture at a time: see comfyui/writing.py
+        places, journal, change = (
+            [Path(each.folder) for each in dataset.concepts],
+            Journal(folders.journal_folder()),
+            "",
+        )
 
         def written(file: WrittenFile, answer: list[Any]) -> bool:
+            nonlocal change
             text = one_caption(" ".join(map(str, answer)), prefix)
             if text:
-                put_text(file, text, existing)
+                change = put_text(file, text, existing, journal, places, change)
             return bool(text)
 
         return ask(cls.hidden, CAPTIONS, "texts", dataset, existing, texts_of, written, prefix=prefix)

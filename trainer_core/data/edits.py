@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 from filelock import Timeout as LockTimeout
 
-from ..common.files import read_file, write_together, written_whole
+from ..common.files import BLOCK, read_file, write_together, written_whole
 from ..common.json_files import parse_json
 from ..common.leftovers import remove_leftovers
 from ..common.values import is_count, is_object, is_text, is_texts, is_time, unfit
@@ -244,8 +245,9 @@ def encoded(text: str, captions: CaptionConfig, file: Path) -> bytes:
 class Journal:
     """Changes of caption files, each with the earlier contents of its files, so that it can be undone on another day.
 
-    A change is one file of two lines: what it was, and the contents before and after. It is on the disk before any
-    caption is touched, so that a crash between two captions loses no text.
+    A change is one file: a line says what it was, and others hold contents before and after. A job that writes one
+    caption after another adds a line for each. Each line is on the disk before its captions are touched, so that a
+    crash between two captions loses no text.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -271,13 +273,35 @@ class Journal:
                     raise
             return len(new)
 
+    def add(
+        self, file: Path, compose: Callable[[bytes | None], bytes], what: str, folders: Collection[Path], onto: str = ""
+    ) -> str:
+        """Write one file of a job, and remember it with the job's files before; return the number of the change.
+
+        compose: makes the new content of the one that is there. onto: number of the job's change; where another one is
+        the newest by now, a new one begins. Raises OSError, and ValueError while another change is being written.
+        """
+        with self._locked():
+            before = content_of(file)
+            content, place = compose(before), self._folder / f"{onto}.jsonl"
+            if content == before:
+                return onto
+            own = [folder for folder in folders if file.is_relative_to(folder)]
+            last = self.last(own) if onto else None
+            if last is None or last["number"] != onto or place.stat().st_size > LARGEST_ENTRY:
+                place = self._remember(what, {file: (before, content)}, own)
+            else:
+                _append(place, _line({file: (before, content)}))
+            write_together({file: content})
+            return place.stem
+
     def last(self, folders: Collection[Path]) -> dict[str, Any] | None:
         """Describe the newest change in some folders: {what, when, count, number}; None without any."""
         inside = {str(folder) for folder in folders}
         for place in reversed(self._places()):
             header = _header(place)
             if header is not None and inside.issuperset(header["folders"]):
-                return {"what": header["what"], "when": header["when"], "count": header["count"], "number": place.stem}
+                return {name: header[name] for name in ("what", "when", "count")} | {"number": place.stem}
         return None
 
     def undo(
@@ -328,8 +352,7 @@ class Journal:
         number = max(newest + 1, time.time_ns() // 1000)  # never again that of one that was undone
         own = [folder for folder in folders if any(file.is_relative_to(folder) for file in contents)]
         header = {"what": what, "when": time.time(), "count": len(contents), "folders": [str(each) for each in own]}
-        files = {str(file): [_as_text(before), _as_text(after)] for file, (before, after) in contents.items()}
-        data = f"{json.dumps(header)}\n{json.dumps(files)}\n".encode("ascii")
+        data = f"{json.dumps(header)}\n".encode("ascii") + _line(contents)
         if len(data) > LARGEST_ENTRY:
             raise ValueError(_too_long())
         new = self._folder / f"{number:020}.jsonl"
@@ -374,24 +397,44 @@ def _as_text(content: bytes | None) -> str | None:
     return None if content is None else content.decode("utf-8", "surrogateescape")
 
 
+def _line(contents: Mapping[Path, tuple[bytes | None, bytes | None]]) -> bytes:
+    """Write the contents before and after as a line of a change."""
+    files = {str(file): [_as_text(before), _as_text(after)] for file, (before, after) in contents.items()}
+    return f"{json.dumps(files)}\n".encode("ascii")
+
+
+def _append(place: Path, line: bytes) -> None:
+    """Put a line on the disk at the end of a file, whole or not at all."""
+    with place.open("ab", buffering=0) as file:
+        end = file.tell()
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, "no space left on the disk", str(place))
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
+
+
 def _header(place: Path) -> dict[str, Any] | None:
-    """Read what a change was, None where its file is damaged."""
+    """Read what a change was, None where its file is damaged; count: of the files, with those that a job added."""
     with suppress(OSError, ValueError), place.open("rb") as file:
         header = parse_json(file.readline(2**16))
         if is_object(header) and not unfit(header, _HEADER):
-            return header
+            lines = sum(block.count(b"\n") for block in iter(lambda: file.read(BLOCK), b""))
+            return header | {"count": header["count"] + max(lines - 1, 0)}
     return None
 
 
 def _contents(place: Path, folders: Collection[Path]) -> dict[Path, tuple[bytes | None, bytes | None]]:
     """Read the contents before and after a change; raises ValueError for a damaged file, and for files elsewhere."""
     try:
-        lines = read_file(place).split(b"\n")
-        files = parse_json(lines[1])
-        found = {
-            Path(file): (_as_bytes(before), _as_bytes(after))
-            for file, (before, after) in files.items()  # raises what a damaged file leads to
-        }
+        lines = read_file(place).split(b"\n")[1:-1]  # a last one without an end was cut off before its file changed
+        found: dict[Path, tuple[bytes | None, bytes | None]] = {}
+        for line in lines or [b""]:
+            for name, (before, after) in parse_json(line).items():  # raises what a damaged file leads to
+                first = found.get(Path(name))
+                found[Path(name)] = (first[0] if first else _as_bytes(before), _as_bytes(after))
     except (ValueError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"The record of this change is damaged; delete {place}.") from error
     if not _lie_in(found, folders):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +21,14 @@ from ..common.callbacks import Callbacks
 from ..common.files import file_digest, written_whole
 from ..common.wording import count, names
 from ..config import MASK_SUFFIX, CaptionConfig, DatasetConfig, MaskConfig
-from .edits import encoded
+from .edits import Journal, encoded
 from .masks import find_mask
 from .scan import Index, Picture, list_files, resolve_folder, scan
-from .scan.caption_files import read_text
+from .scan.caption_files import TEXT_LIMIT, decode, read_bytes
 from .scan.caption_sources import TEXT_EXTENSIONS, captions_beside
 
 PLAIN = frozenset(TEXT_EXTENSIONS) - {".json"}  # endings of texts that hold nothing but a caption
+WRITTEN = "written"  # what a change of a job is called
 ExistingFile = Literal["keep", "append", "replace"]  # what happens to a text or mask that is there
 
 
@@ -114,13 +115,23 @@ def appended(before: str, line: str) -> str:
     return before + (" " if before.endswith((".", "!", "?", "。")) else ", " if before else "") + line
 
 
-def put_text(file: WrittenFile, text: str, existing: ExistingFile) -> None:
-    """Write a caption atomically, as a run reads it; raises ValueError where that fails, also of one there, OSError."""
-    if existing == "append" and file.path.is_file():
-        text = appended(read_text(file.path, file.captions.encoding), text)
-    content = encoded(text + "\n", file.captions, file.path)
-    with written_whole(file.path) as temporary:
-        temporary.write_bytes(content)
+def put_text(
+    file: WrittenFile, text: str, existing: ExistingFile, journal: Journal, folders: Collection[Path], onto: str
+) -> str:
+    """Write a caption as a run reads it, so that it can be undone with others of the change `onto`; return its number.
+
+    Raises ValueError where that fails, also of one there, and OSError.
+    """
+
+    def compose(before: bytes | None) -> bytes:
+        new = text
+        if before is not None and existing == "append":
+            new = appended(decode(file.path, before, file.captions.encoding).read(), text)
+        return encoded(new + "\n", file.captions, file.path)
+
+    if file.path.is_file():
+        read_bytes(file.path, TEXT_LIMIT, "caption file")  # refuses one that is none by its size
+    return journal.add(file.path, compose, WRITTEN, folders, onto)
 
 
 def write_mask(file: WrittenFile, mask: Image.Image) -> None:
