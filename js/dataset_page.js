@@ -1,10 +1,10 @@
 import { app } from "../../scripts/app.js";
-import { api } from "../../scripts/api.js";
 import { leadingTo } from "./filling.js";
 import { Grid } from "./grid.js";
 import { openPictures } from "./one_picture.js";
 import { RED, ask, make, makeButton, nodes, showAlone, toast } from "./parts.js";
 import { makeChoice } from "./popup.js";
+import { fill, thumbnail } from "./thumbnails.js";
 import { t, told } from "./words.js";
 
 // A dataset in a full-size view: its pictures as they are trained, and their captions, which are written at once, for one
@@ -24,6 +24,7 @@ import { t, told } from "./words.js";
  * @property {string} remark
  * @property {boolean} mask
  * @property {string[]} marks
+ * @property {[number, number | null, number] | null} fit in the last run: losses as a multiple of others', trend, weight
  * @property {string} file of its caption; "" where it cannot be changed
  * @property {string} text
  * @property {string} seen its fingerprint
@@ -51,7 +52,9 @@ const BOX = "padding:0;border:1px solid var(--border-color);border-radius:8px;ba
 const KINDS = {
   uncaptioned: t("Without caption"), enlarged: t("Too small"), "near-duplicates": t("Near-duplicates"),
   blurred: t("Blurred"), borders: t("With borders"), text: t("With text in a corner"), fit: t("High loss in the last run"),
+  odd: t("Odd in the last run"), rising: t("Rising loss in the last run"), easy: t("Easy in the last run"),
 };
+const FINE = "easy"; // of these nothing is wrong
 /** @type {[string, string, Partial<Operation>][]} */
 const OPERATIONS = [
   ["find", t("Find and replace"), {}], ["add", t("Add tags at the end"), {}],
@@ -64,16 +67,16 @@ const OPERATIONS = [
 const WHATS = { text: t("a caption"), find: t("find and replace"), add: t("added tags"), remove: t("a removed tag"),
   replace: t("a replaced tag"), sort: t("sorted tags"), written: t("what a model wrote") };
 
-// Open the view for a Concept Dataset or a Dataset Preview.
-/** @param {GraphNode} node @param {() => void} [closed] */
-export async function openDataset(node, closed = () => {}) {
+// Open the view for a Concept Dataset or a Dataset Preview; first: the name of a picture whose caption is to be written.
+/** @param {GraphNode} node @param {() => void} [closed] @param {string} [first] */
+export async function openDataset(node, closed = () => {}, first = "") {
   const id = [...nodes()].find((each) => each.node === node)?.id ?? "";
   const { output } = await app.graphToPrompt();
   const plans = Object.keys(output).filter((key) => PLANS.includes(output[key].class_type));
   const plan = PLANS.includes(output[id]?.class_type) ? id
     : plans.sort((one, other) => PLANS.indexOf(output[one].class_type) - PLANS.indexOf(output[other].class_type))
       .find((key) => leadingTo(key, output)[id]) ?? "";
-  new View({ prompt: leadingTo(plan || id, output), node: id, plan }, node, closed);
+  new View({ prompt: leadingTo(plan || id, output), node: id, plan }, node, closed, first);
 }
 
 // A caption as a field shows it; the line end at its end, and those of Windows, are put back when it is written.
@@ -81,7 +84,7 @@ export async function openDataset(node, closed = () => {}) {
 const bare = (text) => text.replaceAll("\r\n", "\n").replace(/[\r\n]+$/, "");
 
 class View {
-  #question; #node; #closed;
+  #question; #node; #closed; #first;
   /** @type {Shown[]} */
   #pictures = [];
   /** @type {Shown[]} */
@@ -117,11 +120,15 @@ class View {
   #grid = new Grid({ ...TILE, draw: (i) => this.#tile(this.#shown[i]), of: (i) => this.#shown[i],
     chosen: () => this.#choose(), opened: () => this.#open?.field.focus() }, t("Pictures"));
 
-  /** @param {{ prompt: object, node: string, plan: string }} question @param {GraphNode} node @param {() => void} closed */
-  constructor(question, node, closed) {
+  /**
+   * @param {{ prompt: object, node: string, plan: string }} question @param {GraphNode} node @param {() => void} closed
+   * @param {string} first
+   */
+  constructor(question, node, closed, first) {
     this.#question = question;
     this.#node = node;
     this.#closed = closed;
+    this.#first = first;
     const all = make("div", "display:flex;flex-direction:column;height:100%;gap:8px");
     const head = make("div", "display:flex;gap:10px;align-items:center;padding:10px 12px 0");
     const bar = make("div", "display:flex;gap:8px;align-items:center;padding:0 12px;flex-wrap:wrap");
@@ -172,7 +179,10 @@ class View {
     this.#many.append(...this.#operations());
     this.#filter();
     this.#grid.box.focus();
-    this.#grid.go(0);
+    const at = this.#first ? this.#shown.findIndex(({ name }) => name === this.#first) : 0;
+    this.#grid.go(Math.max(at, 0));
+    if (at < 0) this.#say(t("{0} is not in this dataset.", this.#first), RED);
+    else if (this.#first) this.#open?.field.focus();
   }
 
   /** @param {string} name @param {object} [more] */
@@ -209,7 +219,8 @@ class View {
     const folder = concept?.folder ?? this.#node.widgets?.find((each) => each.name === "folder")?.value;
     if (!folder || concept?.elsewhere) return this.#say(concept ? told(concept.elsewhere) : t("Choose a folder of pictures."), RED);
     this.#view.close();
-    openPictures(String(folder), picture?.name, () => openDataset(this.#node, this.#closed));
+    const sizes = new Map(this.#pictures.map((each) => [each.name, each.bucket.join("x")]));
+    openPictures(String(folder), picture?.name, sizes, () => openDataset(this.#node, this.#closed));
   }
 
   // --- what is shown ----------------------------------------------------------------------------------------------
@@ -246,10 +257,9 @@ class View {
     return picture.tags;
   }
 
-  /** @param {Shown} picture @param {string} [large] */
-  #address({ concept, name, digest }, large) {
-    const asked = { folder: this.#concepts[concept].folder, name, v: digest, ...(large && { large }) };
-    return api.apiURL(`/atelier/dataset/picture?${new URLSearchParams(asked)}`);
+  /** @param {Shown} picture @param {"small" | "large"} as */
+  #address({ concept, name, digest }, as) {
+    return thumbnail({ folder: this.#concepts[concept].folder, picture: name, v: digest, as });
   }
 
   /** @param {Shown} picture */
@@ -261,7 +271,7 @@ class View {
     const facts = [t("{0} % cut", Math.round(cut * 100)), `${scale.toFixed(2)}x`, remark].filter(Boolean).join(", ");
     const first = make("div", "display:flex;justify-content:space-between;color:var(--p-orange-400, #ffb042)",
       `${bucket[0]} × ${bucket[1]}${times}`);
-    const warned = marks.filter((kind) => KINDS[kind]).map((kind) => KINDS[kind]);
+    const warned = marks.filter((kind) => KINDS[kind] && kind !== FINE).map((kind) => KINDS[kind]);
     if (warned.length) first.append(make("span", "", "⚠"));
     const line = "overflow:hidden;text-overflow:ellipsis;white-space:nowrap";
     const words = make("div", `${SMALL};height:32px;overflow:hidden;overflow-wrap:anywhere;display:-webkit-box;` +
@@ -269,7 +279,7 @@ class View {
     text.trim() || t("(no caption)"));
     const below = make("div", `${SMALL};display:flex;flex-direction:column`);
     below.append(first, make("div", `${line};opacity:0.75`, facts), words);
-    tile.append(this.#drawn(picture, TILE.height - GAP - 10 - 68, this.#address(picture)), below);
+    tile.append(this.#drawn(picture, TILE.height - GAP - 10 - 68, this.#address(picture, "small")), below);
     tile.ariaLabel = `${name}: ${text.trim() || t("(no caption)")}`;
     tile.title = [name, ...warned, text].join("\n");
     return tile;
@@ -280,7 +290,8 @@ class View {
   #drawn({ size: [width, tall], corners, name }, height, source) {
     const frame = make("div", `position:relative;height:${height}px;margin-bottom:4px`);
     const image = make("img", "position:absolute;inset:0;width:100%;height:100%;object-fit:contain");
-    Object.assign(image, { src: source, alt: name, decoding: "async", draggable: false });
+    Object.assign(image, { alt: name, decoding: "async", draggable: false });
+    fill(image, source);
     const veil = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     veil.setAttribute("viewBox", `0 0 ${width} ${tall}`);
     veil.setAttribute("style", "position:absolute;inset:0;width:100%;height:100%");
@@ -332,9 +343,20 @@ class View {
     const height = Math.min(190, Math.round(336 * size[1] / size[0]));
     this.#one.replaceChildren(
       make("div", "font:600 13px sans-serif;overflow-wrap:anywhere", `${name} · ${size[0]} × ${size[1]}`),
-      this.#drawn(picture, height, this.#address(picture, "1")), field, composed);
+      this.#drawn(picture, height, this.#address(picture, "large")), ...this.#watched(picture), field,
+      composed);
     this.#open = { picture, field };
     this.#compose(picture, picture.text, composed);
+  }
+
+  // What the watch of the last run found about a picture.
+  /** @param {Shown} picture */
+  #watched({ fit, marks }) {
+    if (!fit) return [];
+    const [ratio, trend, weight] = fit, found = marks.filter((kind) => ["odd", "rising", "easy"].includes(kind));
+    return [make("div", DIM, [...found.map((kind) => KINDS[kind]), t("{0} times the loss of others", ratio.toFixed(2)),
+      ...(trend === null ? [] : [t("trend {0}", trend.toFixed(2))]), ...(weight === 1 ? [] : [t("weight {0}", weight)])]
+      .join(", "))];
   }
 
   // Show the caption as it is trained: the trigger word where it stands, grey what is cut, and how long it is.

@@ -92,6 +92,7 @@ export class Grid {
     else if (top + this.#way.height > scrollTop + clientHeight)
       this.box.scrollTop = top + this.#way.height - clientHeight;
     this.#lay();
+    this.#mark();
     this.#way.chosen();
   }
 
@@ -153,6 +154,8 @@ export class Grid {
       tile.remove();
       this.#tiles.delete(index);
     }
+    /** @type {Map<number, HTMLElement>} */
+    const made = new Map();
     for (let index = first; index < last; index++) {
       if (this.#tiles.has(index)) continue;
       const tile = draw(index);
@@ -160,20 +163,21 @@ export class Grid {
       tile.setAttribute("role", "option");
       this.#put(tile, index);
       this.#tiles.set(index, tile);
-      this.#room.append(tile);
+      made.set(index, tile);
     }
-    this.#mark();
+    this.#room.append(...made.values());
+    this.#mark(made);
   }
 
   /** @param {HTMLElement} tile @param {number} index */
   #put(tile, index) {
     const { width, height } = this.#way;
-    Object.assign(tile.style, { position: "absolute", left: `${(index % this.#across) * width + EDGE}px`,
+    Object.assign(tile.style, { position: "absolute", contain: "strict", left: `${(index % this.#across) * width + EDGE}px`,
       top: `${Math.floor(index / this.#across) * height + EDGE}px` });
   }
 
-  #mark() {
-    for (const [index, tile] of this.#tiles) {
+  #mark(tiles = this.#tiles) {
+    for (const [index, tile] of tiles) {
       const chosen = this.selection.has(this.#way.of(index));
       tile.ariaSelected = String(chosen);
       tile.style.outline = chosen ? "2px solid var(--p-primary-color, #60a5fa)"

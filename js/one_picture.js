@@ -9,7 +9,7 @@ import { t, told } from "./words.js";
 // change is written at once, and can be undone. The server draws the picture and computes the crop, as a run does.
 
 /** @typedef {{ leave_out?: boolean, role?: string, repeats?: number, focus?: [number, number] | null }} Entry */
-/** @typedef {{ folder: string, picture: string }} Shown */
+/** @typedef {{ folder: string, picture: string, resolution: string }} Shown resolution: that of the plan; "" unknown */
 /**
  * @typedef {{ own: Entry, before: Entry | null, read: string, width: number, height: number, frame: number[],
  *   mask: string, earlier: boolean }} Known
@@ -108,8 +108,8 @@ class Tools {
 
   // Read what is set for the picture, and how it looks.
   async load() {
-    const { folder, picture } = this.#shown;
-    const answer = await this.#ask("one", {});
+    const { folder, picture, resolution } = this.#shown;
+    const answer = await this.#ask("one", { resolution });
     if (answer.error) return this.#say(answer.error);
     this.#known = answer;
     const asked = new URLSearchParams({ folder, picture, of: answer.mask });
@@ -281,8 +281,9 @@ function hidden(host) {
 
 // --- a dialog of all pictures of a folder, one at a time -----------------------------------------------------
 
-/** @param {string} folder @param {string | undefined} first @param {() => void} closed */
-export async function openPictures(folder, first, closed) {
+// sizes: the bucket of each picture as the plan has it, by name.
+/** @param {string} folder @param {string | undefined} first @param {Map<string, string>} sizes @param {() => void} closed */
+export async function openPictures(folder, first, sizes, closed) {
   /** @type {{ names: string[], error?: string }} */
   const { names = [], error } = await ask("/atelier/pictures/names", { folder });
   if (error || !names.length) {
@@ -297,7 +298,8 @@ export async function openPictures(folder, first, closed) {
   list.setAttribute("aria-label", t("Picture"));
   list.append(...names.map((name) => makeChoice(name, name)));
   if (first !== undefined && names.includes(first)) list.value = first;
-  const show = () => void new Tools(host, { folder, picture: list.value }).load();
+  const show = () => void new Tools(host, { folder, picture: list.value, resolution: sizes.get(list.value) ?? "" })
+    .load();
   /** @param {number} by */
   const turn = (by) => {
     list.selectedIndex = (list.selectedIndex + by + names.length) % names.length;

@@ -1,6 +1,7 @@
 import { app } from "../../scripts/app.js";
 import { RunGraph } from "./graph.js";
 import { noticeButton, watch } from "./notice.js";
+import { oddPictures } from "./odd.js";
 import { publish, publishedOf } from "./outward.js";
 import { WISHES, addressOf, ask, make, makeButton, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
@@ -205,7 +206,7 @@ export class RunPage {
     const rows = [
       [t("base model"), run.base_model ?? "–"],
       [t("pictures"), String(run.pictures ?? "–")],
-      ...(run.odd.length ? [[t("odd pictures"), run.odd.join(", ")]] : []),
+      ...(run.odd.length ? [[t("odd pictures"), oddPictures(run.odd)]] : []),
       ...concepts.map(([name, folder]) => {
         const repeats = run.settings[name.replace("folder", "repeats")];
         return [t("concept"), Number(repeats) > 1 ? t("{0}, {1} repeats", folder, repeats) : String(folder)];

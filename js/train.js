@@ -6,6 +6,7 @@ import { LARGE, failureOf, failureOfRun, isForm, linked, onFailures } from "./fa
 import { Filling } from "./filling.js";
 import { RED, WISHES, addressOf, ask, make, makeButton, makeMenu, nodes, onceRead, putFirst, takePlace, toast,
   widen } from "./parts.js";
+import { oddPictures } from "./odd.js";
 import { SampleStrip } from "./samples.js";
 import { download } from "./saves.js";
 import { openRuns } from "./tab.js";
@@ -66,6 +67,7 @@ class View {
   #grown = 0; // of the node, with it
   #failure = ""; // what went wrong
   #notes = ""; // as they are shown
+  #odd = ""; // pictures, as they are shown
   #parts = {
     status: make("div", `font:${PLAIN};overflow-wrap:anywhere`),
     details: make("div", "font:12px/15px sans-serif;opacity:0.75;overflow-wrap:anywhere"),
@@ -78,6 +80,7 @@ class View {
     command: make("div", "font:12px sans-serif;display:none;overflow-wrap:anywhere"),
     graph: make("div", "display:none"),
     samples: make("div"),
+    odd: make("div", "font:12px sans-serif"),
     notes: make("details", "font:12px sans-serif;display:none"),
     text: make("div", "overflow:hidden auto;max-height:240px;user-select:text;cursor:text;padding:4px;border-radius:4px;" +
       "background:var(--comfy-input-bg);overflow-wrap:anywhere"),
@@ -104,7 +107,7 @@ class View {
     this.#node = node;
     this.#filling = new Filling(node);
     const outer = this.#outer, inner = this.#inner;
-    const { status, details, done, bar, memory, used, room, buttons, command, graph, samples, notes } = this.#parts;
+    const { status, details, done, bar, memory, used, room, buttons, command, graph, samples, odd, notes } = this.#parts;
     outer.className = "atelier-train";
     status.className = "atelier-status";
     status.setAttribute("role", "status");
@@ -127,7 +130,7 @@ class View {
     for (const button of shown) button.style.cssText += ";flex:1 1 auto;padding:3px 2px";
     buttons.append(...shown, this.#menu);
     this.#fillNotes();
-    inner.append(status, details, bar, memory, buttons, command, this.#filling.box, graph, samples, notes);
+    inner.append(status, details, bar, memory, buttons, command, this.#filling.box, graph, samples, odd, notes);
     outer.append(inner);
     if (node.subgraph) this.#addWidget(outer, inner); // its values are those of the nodes inside
     else onceRead(() => this.#addWidget(outer, inner));
@@ -396,6 +399,18 @@ class View {
       this.#graph.setRuns([graphOf(detail, this.#curves)]);
     }
     this.#samples.set(run ?? "", detail?.samples ?? [], detail?.prompts ?? []);
+    this.#offer(ended ? detail?.odd ?? [] : []);
+  }
+
+  // Offer the pictures that stood out for another caption.
+  /** @param {OddPicture[]} odd */
+  #offer(odd) {
+    const known = JSON.stringify(odd);
+    if (known === this.#odd) return;
+    this.#odd = known;
+    this.#parts.odd.replaceChildren(...(odd.length
+      ? [make("div", "margin-bottom:4px", t("These pictures stood out. Look at them and their captions:")), oddPictures(odd)]
+      : []));
   }
 
   // Only what can be done now; what can be done in a while says why not yet.

@@ -213,10 +213,17 @@ interface Run extends ListedRun {
   files: { name: string; size: number }[];
   published: string[];
   pictures: number | null;
-  odd: string[]; // names of pictures
+  odd: OddPicture[];
   begun_with: { step: number; run: string } | null;
   error?: undefined;
   unanswered?: undefined;
+}
+
+// A picture that stood out in a run: its name, that of its folder, and of its content.
+interface OddPicture {
+  name: string;
+  folder: string;
+  sha256: string;
 }
 
 // The settings of one node, as trainer_core/runs/detail.py groups them.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,8 +29,6 @@ LARGEST_EDIT = 2**24  # of one that also names pictures
 MOST_FILES = 20_000  # of a folder whose pictures are shown
 MOST_PICTURES = 20_000  # that are changed at once
 MOST_SHOWN = 200  # captions before and after, in the preview of a change
-SIDE, LARGE = 320, 1280  # pixels: the longest side of a thumbnail, and of the picture that is open
-_drawing = threading.BoundedSemaphore(4)  # pictures that are in memory at once
 Key = tuple[int, str]  # a picture: number of its concept in the dataset, name
 
 
@@ -55,7 +51,6 @@ def register_dataset_routes() -> None:
         ("undo", answer_undo, LARGEST_EDIT),
     ):
         server.add_question(f"/atelier/dataset/{name}", _on_a_dataset(answer), largest)
-    server.add_route("/atelier/dataset/picture", answer_picture)
 
 
 def _on_a_dataset(
@@ -348,23 +343,3 @@ def _journal() -> Journal:
 
 def _folders(opened: Opened) -> list[Path]:
     return [Path(opened.dataset.concepts[number].folder) for number in opened.concepts]
-
-
-def answer_picture(request: web.Request) -> web.Response:
-    """Answer with a picture of a dataset, drawn small; ?large draws it as large as a page shows one."""
-    from ..trainer_core.data.images import DECODER_ERRORS, load_picture  # here, so that ComfyUI starts fast
-
-    path = folders.picture_path(request.query.get("folder", ""), request.query.get("name", ""))
-    side = LARGE if "large" in request.query else SIDE
-    try:
-        with _drawing:
-            small = load_picture(path)
-            small.thumbnail((side, side), reducing_gap=2.0)
-    except DECODER_ERRORS as problem:
-        raise Refused(f"{path.name} is no picture that can be shown.", 415) from problem
-    data = io.BytesIO()
-    small.save(data, format="JPEG", quality=85)
-    # The address carries the picture's digest, so that another content has another address.
-    return web.Response(
-        body=data.getvalue(), content_type="image/jpeg", headers={"Cache-Control": "private, max-age=604800"}
-    )

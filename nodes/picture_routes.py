@@ -25,11 +25,11 @@ from .comfyui.server import Refused
 LARGEST_CHANGE = 2**22  # bytes of a question that changes many pictures
 LARGEST_MASK = 2**25  # bytes of one that holds a mask
 MOST_NAMES = 20_000  # files of a folder whose pictures are listed; pictures that are changed at once
-SIDE = 1024  # pixels: the longest side of a picture in the page
+SIDES = {"small": 320, "large": 1280, "masked": 1024}  # pixels: the longest side of a picture, as it is shown
 USUAL = "1024"  # the resolution for which the crop's frame is shown, where none is known
 SOON = 5.0  # seconds to wait for another change
 _changing = threading.Lock()  # one change at a time, so that a file that was read is the one that is replaced
-_drawing = threading.BoundedSemaphore(2)  # pictures that are in memory at once
+_drawing = threading.BoundedSemaphore(4)  # pictures that are in memory at once
 
 Answered = Callable[[dict[str, Any], Path], dict[str, Any]]
 
@@ -229,15 +229,21 @@ def _digest(place: Path) -> str:
 
 
 def answer_view(request: web.Request) -> web.Response:
-    """Answer with a picture of a folder, upright and at most SIDE pixels long; what its mask leaves out is red."""
+    """Answer with a picture of a folder, upright; as `masked`, what its mask leaves out is red."""
     from ..trainer_core.data.images import DECODER_ERRORS, decoder_error
     from ..trainer_core.data.painted import draw_for_page
 
     folder = folders.find_folder(request.query.get("folder", ""), "Concept Dataset")
     path, data = find_picture(folder, request.query.get("picture"), folders.access()), io.BytesIO()
+    kind = request.query.get("as", "masked")
+    if kind not in SIDES:
+        raise Refused(f"as must be {', '.join(SIDES)}.", 400)
     try:
         with _drawing:
-            draw_for_page(path, SIDE, folders.access()).save(data, format="WEBP", quality=85)
+            drawn = draw_for_page(path, SIDES[kind], folders.access() if kind == "masked" else None)
+            drawn.save(data, format="JPEG", quality=85)
     except DECODER_ERRORS as problem:
         raise Refused(say("{0} cannot be shown: {1}.", path.name, decoder_error(problem)), 415) from problem
-    return web.Response(body=data.getvalue(), content_type="image/webp", headers={"Cache-Control": "no-cache"})
+    # An address that carries the picture's digest is another one for another content.
+    cache = "private, max-age=604800" if request.query.get("v") else "no-cache"
+    return web.Response(body=data.getvalue(), content_type="image/jpeg", headers={"Cache-Control": cache})

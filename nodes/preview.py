@@ -83,7 +83,7 @@ class AtelierDatasetPreview(Node):
         from ..trainer_core.data.plan import build_plan
         from ..trainer_core.data.scan import Index, scan
         from ..trainer_core.models.sd import ClipLengths, load_tokenizer  # here, so that ComfyUI starts fast
-        from ..trainer_core.preflight.curation import curate, describe_likeness, misfits
+        from ..trainer_core.preflight.curation import curate, describe_likeness, last_fits, misfits
         from ..trainer_core.preflight.preview import render_preview
         from ..trainer_core.preflight.report import long_captions, manifest_table, report
 
@@ -102,7 +102,7 @@ class AtelierDatasetPreview(Node):
         with Index(folders.index_file()) as index:
             manifest = scan(dataset, index, callbacks, folders.access())
             plan = build_plan(manifest, dataset, train)
-            badly = misfits(plan, index)
+            badly = misfits(plan, last_fits(plan, index))
         alike = {} if clip_vision is None else like_captions(plan, clip_vision, clip_of_vision, callbacks)
         sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit, alike=alike))
         remarks = long_captions(

@@ -161,18 +161,6 @@ def is_there(path: Path) -> bool:
     return path.is_file()
 
 
-def picture_path(folder: str, name: str) -> Path:
-    """Find a picture by its name in a folder that may be read; raises ValueError for what is none."""
-    from ...trainer_core.data.images import picture_extensions  # here, so that ComfyUI starts fast
-
-    path = Path(folder) / name
-    if not path.is_absolute() or path.suffix.lower() not in picture_extensions() or not access().allows(path):
-        raise ValueError("There is no such picture.")
-    if not path.is_file():
-        raise ValueError(f"{name} is gone.")
-    return path
-
-
 def find_folder(folder: str, node: str) -> Path:
     """Find a folder: a full path, one inside input/ or datasets/, or the example.
 

@@ -124,11 +124,12 @@ def test_a_preview_opens_all_its_folders_and_odd_places_say_why(
     assert send(comfy, "/atelier/dataset/edit", {"prompt": 1})[0] == 400
 
     folder = str(server.base / "input" / pictures.name)
-    drawn = comfy.request("/atelier/dataset/picture?" + urlencode({"folder": folder, "name": "0.png"}))
+    drawn = comfy.request("/atelier/pictures/view?" + urlencode({"folder": folder, "picture": "0.png", "as": "small"}))
     assert Image.open(io.BytesIO(drawn)).size == (80, 64)
-    for odd in ({"folder": "/etc", "name": "passwd"}, {"folder": folder, "name": "../../../x.png"}, {"folder": folder}):
-        status, answer = send(comfy, "/atelier/dataset/picture?" + urlencode(odd))
-        assert status == 409 and answer["error"], odd
+    for odd in ({"folder": "/etc", "picture": "x.png"}, {"folder": folder, "picture": "../../x.png"}, {"as": "x"}):
+        asked = urlencode({"folder": folder, "picture": "0.png"} | odd)
+        status, answer = send(comfy, f"/atelier/pictures/view?{asked}")
+        assert status in (400, 409) and answer["error"], odd
 
 
 def test_a_folder_of_more_pictures_than_a_page_shows_is_not_listed(comfy: ComfyClient, pictures: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_mask_is_painted_undone_and_never_over_another(comfy: ComfyClient, ser
     assert ask("mask/undo", was="")[1]["mask"] == kept["mask"]
     assert ask("mask/undo", was=kept["mask"])[1]["mask"] == "" and not mask.exists()
     view = comfy.request(f"/atelier/pictures/view?folder={folder.name}&picture=a.png")
-    assert Image.open(io.BytesIO(view)).format == "WEBP"
+    assert Image.open(io.BytesIO(view)).format == "JPEG"
 
 
 def test_a_mask_of_another_ending_is_removed_and_undone(comfy: ComfyClient, folder: Path) -> None:

@@ -45,6 +45,12 @@ class Fit:
         """Tell whether the losses are higher than chance explains, or stand out again and again."""
         return self.sure > SURE or self.odd
 
+    @property
+    def marks(self) -> list[str]:
+        """List what the watch over its picture found: odd, rising, easy; easy ones may weigh less."""
+        found = {"odd": self.odd, "rising": (self.trend or 0) > FLAT, "easy": self.easy or 0 < self.weight < 1}
+        return [name for name, holds in found.items() if holds]
+
 
 class PictureLosses:
     """A watch over each picture: sums of its losses, and its last residuals, against those of its noise levels.

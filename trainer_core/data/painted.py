@@ -59,11 +59,14 @@ def draw_for_painting(picture: Path, to: Path, access: Access) -> None:
     keep_newest(to.parent, MOST_COPIES)
 
 
-def draw_for_page(picture: Path, side: int, access: Access) -> Image.Image:
-    """Draw a picture of at most `side` pixels, with what its mask leaves out in red; raises DECODER_ERRORS."""
+def draw_for_page(picture: Path, side: int, masks: Access | None) -> Image.Image:
+    """Draw a picture of at most `side` pixels; raises DECODER_ERRORS.
+
+    masks: from where masks may be read; what the picture's mask leaves out is red. None: without its mask.
+    """
     image = load_picture(picture)
-    image.thumbnail((side, side))
-    mask = _mask_of(picture, access)
+    image.thumbnail((side, side), reducing_gap=2.0)
+    mask = _mask_of(picture, masks) if masks else None
     if mask is None:
         return image
     red = Image.blend(image, Image.new("RGB", image.size, (200, 30, 30)), 0.5)

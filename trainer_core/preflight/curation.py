@@ -37,16 +37,17 @@ def curate(plan: Plan) -> list[Finding]:
     return [finding for find in found for finding in find(plan)]
 
 
-def misfits(plan: Plan, index: Index) -> list[Finding]:
+def last_fits(plan: Plan, index: Index) -> dict[int, Fit]:
+    """List how the losses of each picture compared in the last run that trained it."""
+    known = {i: index.known_facts(plan.manifest.pictures[i].digest, KIND) for i in plan.trained}
+    return {i: Fit(**facts) for i, facts in known.items() if facts is not None}
+
+
+def misfits(plan: Plan, fits: Mapping[int, Fit]) -> list[Finding]:
     """Name the pictures that had higher losses than others in the last run that trained them."""
-    fits = {}
-    for i in plan.trained:
-        facts = index.known_facts(plan.manifest.pictures[i].digest, KIND)
-        if facts is not None and (fit := Fit(**facts)).is_bad:
-            fits[i] = fit
-    pictures = plan.manifest.pictures
-    sentence = describe_fits([(pictures[i].name, " ".join(pictures[i].lines), fit) for i, fit in fits.items()])
-    return [Finding(kind="fit", sentence=f"In the last run: {sentence}", pictures=tuple(fits))] if fits else []
+    bad, pictures = {i: fit for i, fit in fits.items() if fit.is_bad}, plan.manifest.pictures
+    sentence = describe_fits([(pictures[i].name, " ".join(pictures[i].lines), fit) for i, fit in bad.items()])
+    return [Finding(kind="fit", sentence=f"In the last run: {sentence}", pictures=tuple(bad))] if bad else []
 
 
 def describe_likeness(plan: Plan, alike: Mapping[int, float], most: int) -> list[str]:

@@ -19,7 +19,7 @@ from ..data.scan import Index, list_files, resolve_folder
 from ..data.scan.caption_files import caption_lines, decode
 from ..data.scan.caption_sources import captions_beside
 from ..models.base import CaptionLengths
-from .curation import curate, misfits
+from .curation import curate, last_fits, misfits
 from .preview import sample_in_epoch
 
 SHORT = 16  # digits of a picture's digest, which its address in a page carries
@@ -38,13 +38,16 @@ def list_shown(plan: Plan, index: Index, concepts: Collection[int], origin: Mapp
     """Describe for a page each picture of some concepts, as the sheet of Dataset Preview draws it in the first epoch.
 
     cut: share of the picture, 0..1. corners: of the trained part, as shares of width and height. repeats: visits in an
-    epoch. marks: kinds of what stands out. file: of the caption, "" where it cannot be changed. origin: the concept in
-    which each file was found.
+    epoch. marks: kinds of what stands out. fit: ratio, trend and weight of the last run that trained it. file: of the
+    caption, "" where it cannot be changed. origin: the concept in which each file was found.
     """
     marks: defaultdict[int, list[str]] = defaultdict(list)
-    for finding in [*curate(plan), *misfits(plan, index)]:
+    fits = last_fits(plan, index)
+    for finding in [*curate(plan), *misfits(plan, fits)]:
         for i in finding.pictures:
             marks[i].append(finding.kind)
+    for i, fit in fits.items():
+        marks[i] += fit.marks
     pictures = plan.manifest.pictures
     shown = []
     for i, picture in enumerate(pictures):
@@ -68,6 +71,7 @@ def list_shown(plan: Plan, index: Index, concepts: Collection[int], origin: Mapp
                 "remark": remark,
                 "mask": picture.mask is not None,
                 "marks": marks[i],
+                "fit": [fits[i].ratio, fits[i].trend, fits[i].weight] if i in fits else None,
                 "file": caption.path.name if caption else "",
                 "text": caption.text if caption else "\n".join(picture.lines),
                 "seen": caption.seen if caption else "",

@@ -126,7 +126,9 @@ def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) 
         described |= _files(run, checkpoints, roots, verify=verify)
         if curves:
             described |= {"prompts": _prompts(run), "settings": settings_of(run), "files": files_of(run)}
-            described["odd"] = [each[:LONGEST] for each in run.odd_pictures()[:MOST_ODD]]
+            described["odd"] = [
+                {name: text[:LONGEST] for name, text in each.items()} for each in run.odd_pictures()[:MOST_ODD]
+            ]
             described["nodes"] = nodes_of(run, described["settings"])
     except ValueError as error:  # of another format, or damaged
         described["sentence"] = str(error)

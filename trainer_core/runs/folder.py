@@ -411,11 +411,13 @@ class RunFolder:
         """Write how the losses of pictures compare, the worst first: {step, pictures: what `watched` tells of each}."""
         write_json(self.path / PICTURES, {"format": FORMAT, "step": step, "pictures": pictures[:MOST_PICTURES]})
 
-    def odd_pictures(self) -> list[str]:
-        """List the names of the pictures that stood out, the worst first."""
+    def odd_pictures(self) -> list[dict[str, str]]:
+        """List {name, folder: its name, sha256} of the pictures that stood out, the worst first."""
         pictures = (read_object(self.path / PICTURES) or {}).get("pictures")
-        found = (each for each in pictures if is_object(each)) if isinstance(pictures, list) else ()
-        return [printable(each["name"]) for each in found if each.get("odd") is True and is_text(each.get("name"))]
+        found = [each for each in pictures if is_object(each)] if isinstance(pictures, list) else []
+        kinds = {"name": is_text, "folder": is_text, "sha256": is_text}
+        odd = [each for each in found if each.get("odd") is True and not unfit(each, kinds)]
+        return [{kind: printable(each[kind]) for kind in kinds} for each in odd]
 
     def keep_workflow(self, workflow: Mapping[str, Any]) -> None:
         """Write the workflow that trains the run, unless it is too large to be read again."""

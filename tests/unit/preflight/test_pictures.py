@@ -1,6 +1,7 @@
 """The list of a dataset's pictures for its page: what it costs is counted, and captions are read within bounds."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from scan_folder import draw
 from lora_atelier.trainer_core.common.access import ANYWHERE, access_to
 from lora_atelier.trainer_core.config import ConceptConfig, DatasetConfig, TrainConfig
 from lora_atelier.trainer_core.data import plan as plan_module
+from lora_atelier.trainer_core.data.fit import KIND, Fit
 from lora_atelier.trainer_core.data.plan import build_plan
 from lora_atelier.trainer_core.data.scan import Index, scan
 from lora_atelier.trainer_core.preflight import pictures
@@ -70,11 +72,15 @@ def test_pictures_are_listed_once_and_a_size_gets_its_shape_once(
     monkeypatch.setattr(plan_module, "shape_of", lambda *all_of: shaped.append(all_of[0]) or shape_of(*all_of))
     concept = ConceptConfig(folder=str(folder))
     dataset = DatasetConfig(concepts=(concept.replace(captions=concept.captions.replace(missing="empty")),))
+    watched = Fit(ratio=2.0, sure=0.0, visits=32, residual=0.5, trend=0.25, odd=True, easy=False, weight=0.5)
     with Index() as index:
         plan = build_plan(scan(dataset, index), dataset, TrainConfig(epochs=1, resolution=64))
+        index.keep(plan.manifest.pictures[1].digest, KIND, asdict(watched))
         shown = list_shown(plan, index, (0,), {})
     assert listed == [folder] and sorted(shaped) == [(32, 48), (48, 32)]
     assert [(each["file"], each["text"], bool(each["seen"])) for each in shown[:2]] == [
         ("0.txt", "", False),
         ("1.txt", "a cat", True),
     ]
+    assert shown[0]["fit"] is None and shown[1]["fit"] == [2.0, 0.25, 0.5]
+    assert set(shown[1]["marks"]) - set(shown[0]["marks"]) == {"fit", "odd", "rising", "easy"}

@@ -1,0 +1,47 @@
+import { openDataset } from "./dataset_page.js";
+import { make, nodes, toast } from "./parts.js";
+import { fill, thumbnail } from "./thumbnails.js";
+import { t } from "./words.js";
+
+// The pictures that stood out in a run, small: each leads to its caption in the view of its dataset.
+
+const SIDE = 64; // pixels
+
+// The Concept Dataset of the open workflow whose folder has a name.
+/** @param {string} name */
+function datasetOf(name) {
+  const known = [...nodes()].filter(({ node }) => node.comfyClass === "AtelierConceptDataset");
+  return known.find(({ node }) => folderOf(node).split(/[\\/]/).pop() === name)?.node;
+}
+
+/** @param {GraphNode} node */
+const folderOf = (node) => String(node.widgets.find((each) => each.name === "folder")?.value ?? "").trim()
+  .replace(/[\\/]+$/, "");
+
+/** @param {OddPicture} picture */
+function open({ name, folder }) {
+  const node = datasetOf(folder);
+  if (node) return openDataset(node, () => {}, name).catch((problem) => toast({ error: problem.message }));
+  toast({ error: t("No Concept Dataset here has the folder {0}. Open the workflow of this run first.", folder) });
+}
+
+/** @param {OddPicture[]} odd @returns {HTMLElement} */
+export function oddPictures(odd) {
+  const box = make("div", "display:flex;flex-wrap:wrap;gap:4px");
+  box.className = "atelier-odd";
+  for (const picture of odd) {
+    const { name, folder, sha256 } = picture, button = make("button", "padding:2px;cursor:pointer;border-radius:4px;" +
+      "border:1px solid var(--border-color);background:var(--comfy-input-bg)");
+    const image = make("img", `display:block;width:${SIDE}px;height:${SIDE}px;object-fit:contain;font:10px sans-serif;` +
+      "color:var(--input-text)"), node = datasetOf(folder);
+    Object.assign(button, { type: "button", title: t("{0} stood out. Look at it, and write another caption.", name) });
+    button.ariaLabel = button.title;
+    image.alt = name;
+    button.append(image);
+    button.addEventListener("pointerdown", (event) => event.stopPropagation()); // no drag of the node
+    button.addEventListener("click", () => open(picture));
+    fill(image, thumbnail({ folder: node ? folderOf(node) : folder, picture: name, v: sha256.slice(0, 16), as: "small" }));
+    box.append(button);
+  }
+  return box;
+}
