@@ -40,18 +40,32 @@ class AtelierConnectModel(Node):
         edit_text: Literal["plus", "single"] = "plus",
         noise_range: Literal["all", "high", "low"] = "all",
         boundary: float = 0.0,
+        model_high: Any = None,
+        switch_every: int = 0,
     ) -> io.NodeOutput:
         """Check the models, and describe what was found."""
         from .comfyui.connected.architecture import describe, name_of
         from .comfyui.connected.check import check_connected, check_distilled, check_partner
+        from .comfyui.connected.experts import check_experts
         from .comfyui.connected.live import LinkedModels
         from .comfyui.connected.model import ConnectedSource
 
         check_connected(model, clip, vae)
         check_partner(sample_model, model)
         check_distilled(model, confirmed=train_distilled)
-        live = LinkedModels(model, clip, vae, sample_model)  # as long as ComfyUI's cache keeps the output
-        connected = ConnectedConfig(guidance=guidance, edit_text=edit_text, noise_range=noise_range, boundary=boundary)
+        if model_high is not None:
+            check_connected(model_high, clip, vae)
+            check_distilled(model_high, confirmed=train_distilled)
+        check_experts(model_high, model, sample_model)
+        live = LinkedModels(model, clip, vae, sample_model, model_high)  # as long as ComfyUI's cache keeps the output
+        connected = ConnectedConfig(
+            guidance=guidance,
+            edit_text=edit_text,
+            noise_range=noise_range,
+            boundary=boundary,
+            switch_every=switch_every,
+        )
         config = BaseModelConfig(path=name_of(model), connected=connected, prompt_weights=prompt_weights)
         chosen = Chosen(config, partial(ConnectedSource, live=live))
-        return io.NodeOutput(chosen, ui=ui.PreviewText("\n".join(describe(model, connected, clip, sample_model))))
+        said = describe(model, connected, clip, sample_model, model_high)
+        return io.NodeOutput(chosen, ui=ui.PreviewText("\n".join(said)))

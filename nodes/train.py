@@ -59,6 +59,11 @@ class AtelierTrain(Node):
                 ),
                 io.String.Output(display_name="LORA_PATH", tooltip="Full path of the saved file."),
                 io.Image.Output(display_name="LOSS_PLOT", tooltip="The loss over the run as a picture."),
+                io.Model.Output(
+                    display_name="MODEL_HIGH",
+                    tooltip="With model_high of Use Connected Model: that expert with its own LoRA on it, for the "
+                    "first steps of sampling; MODEL is the other one. Else nodes linked here are skipped.",
+                ),
             ],
             is_output_node=True,
             hidden=[io.Hidden.unique_id, io.Hidden.dynprompt],
@@ -105,8 +110,10 @@ class AtelierTrain(Node):
             ):
                 from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
                 from ..trainer_core.training.result import describe_result
+                from .comfyui.connected.model import ConnectedSource
 
-                model, clip, sample = output_models(config, base_model.source(), model, clip, callbacks)
+                source = base_model.source()
+                model, clip, sample = output_models(config, source, model, clip, callbacks)
                 with session.training_session() as device, session.saved_when_comfyui_ends():
                     result = train_lora(
                         config,
@@ -128,6 +135,9 @@ class AtelierTrain(Node):
                 session.count_kept(name)
             report = describe_result(result, time.monotonic() - began)
             progress.report(report)
+        high = models.NOTHING
+        if isinstance(source, ConnectedSource) and result.high is not None:
+            high, _ = models.apply_lora(source.live.high, None, result.high[1], strength)
         model, clip = models.apply_lora(model, clip, result.tensors, strength)
         remember_trained(model, Trained(sample.width, sample.height, result.plan.usual_prompt()))
         return io.NodeOutput(
@@ -146,6 +156,7 @@ class AtelierTrain(Node):
                     best=result.best[0] if result.best else None,
                 )
             ),
+            high,
             ui=ui.PreviewText("\n\n".join([report, *(note for note in progress.notes if note != result.origin)])),
         )
 

@@ -178,6 +178,9 @@ def test_a_lora_is_trained_on_the_model_and_draws_as_its_file(
     assert config["base_model"]["path"] == "tiny-flux.safetensors" and config["base_model"]["connected"].keys() == {
         "guidance",
         "edit_text",
+        "noise_range",
+        "boundary",
+        "switch_every",
     }
 
     again = finished(comfy, graph)

@@ -55,6 +55,14 @@ class ConnectedConfig(Config):
         advanced=True,
         optional=True,
     )
+    switch_every: int = row(
+        0,
+        "With model_high: after how many steps it is the other expert's turn, so that each has half of the run. 0 "
+        "(default): each as often as its noise is drawn. A turn loads the other model, where both do not fit.",
+        span=(0, 10000),
+        advanced=True,
+        optional=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,6 +29,7 @@ from ..data.captions import tags_of_lines
 from ..data.plan import Plan
 from ..memory.gradient_checkpointing import Recomputed
 from ..models import BaseModel
+from ..models.base import Side
 from ..optim import describe
 from ..optim.schedule import warmup_steps
 
@@ -102,7 +103,7 @@ def build_metadata(
         "date": created.isoformat(timespec="seconds"),
         "prediction_type": facts["prediction_type"],
         "trigger_phrase": ", ".join(triggers),
-        "timestep_range": _timesteps(objective, base),
+        "timestep_range": timesteps(objective, base.levels.sides),
         "encoder_layer": str(facts["encoder_layer"]),
     }
     return {
@@ -116,10 +117,9 @@ def build_metadata(
     }
 
 
-def _timesteps(objective: ObjectiveConfig, base: BaseModel) -> str:
-    """Write the first and the last timestep that were trained."""
+def timesteps(objective: ObjectiveConfig, sides: Sequence[Side]) -> str:
+    """Write the first and the last timestep that were trained, on these sides of the noise."""
     low, high = objective.min_timestep, objective.max_timestep
-    sides = base.levels.sides
     return f"{max(low, sides[0].first)},{min(high, sides[-1].last)}" if sides else f"{low},{high}"
 
 

@@ -20,6 +20,7 @@ from ..common.exact import exact
 from ..common.files import short_hash, unused_path, written_whole
 from ..config import setting
 from ..models import Part
+from ..models.base import Expert
 from ..networks.layers.form import ALPHA, BIAS, MAGNITUDE
 from .formats import PLAIN, form_of, group_tensors, layer_kind
 
@@ -67,6 +68,20 @@ def peft_tensors(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dic
         renamed[f"{names[name]}.lora_A.weight"] = down * root
         renamed[f"{names[name]}.lora_B.weight"] = up * math.copysign(root, scale)
     return renamed
+
+
+def of_experts(tensors: Mapping[str, Tensor], experts: Sequence[Expert]) -> list[dict[str, Tensor]]:
+    """Sort a network's tensors into a file for each expert of its model, where each has the names of the first one.
+
+    What no expert has, as layers of text encoders, goes to the first one.
+    """
+    files: list[dict[str, Tensor]] = [{} for _ in experts]
+    first, *others = (f"{expert.prefix}_" for expert in experts)
+    for name, tensor in tensors.items():
+        # Others first: their names begin with that of the first one.
+        whose, start = next(((n, each) for n, each in enumerate(others, 1) if name.startswith(each)), (0, ""))
+        files[whose][first + name.removeprefix(start) if whose else name] = tensor
+    return files
 
 
 def save_lora(

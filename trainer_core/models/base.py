@@ -41,6 +41,13 @@ class Part:
     embedding: str = ""  # a text encoder's key in files of trained embeddings
 
 
+class Expert(NamedTuple):
+    """One of several denoisers of a base model, each for its side of the noise; all are one part, with one rate."""
+
+    name: str  # which ends the name of its LoRA file
+    prefix: str  # of its layers' names in the network, without the last underscore; in its file they have the first's
+
+
 class Slice(NamedTuple):
     """Some outputs of a layer, which LoRA files of other programs hold as a layer of its own."""
 
@@ -132,6 +139,7 @@ class LevelDefaults:
     token: int = 1  # sides of a picture's token in latent pixels, for by_tokens
     source: str = ""  # whose values these are, for people
     sides: tuple[Side, ...] = ()  # of each expert of the model, from clean to noisy; () where it has one for all levels
+    switch_every: int = 0  # steps after which it is another expert's turn; 0: as often as its levels are drawn
 
     def at(self, share: float, count: int) -> int:
         """Find the level at a share of those that the model predicts, of so many in all."""
@@ -471,6 +479,11 @@ class BaseModel(Protocol):
     @property
     def parts(self) -> tuple[Part, ...]:
         """The networks that can be trained: the denoiser, then the text encoders in their order."""
+        ...
+
+    @property
+    def experts(self) -> tuple[Expert, ...]:
+        """The denoisers in the order of the sides of `levels`, where there are several; () for one."""
         ...
 
     @property

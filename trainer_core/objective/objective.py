@@ -9,14 +9,14 @@ from torch import Tensor
 
 from ..common.rng import sample_uniform
 from ..config import ObjectiveConfig
-from ..models.base import LevelDefaults, NoiseModel
+from ..models.base import LevelDefaults, NoiseModel, Side
 from .draws import Batch, Draws
 from .loss import huber_thresholds, reduction_factor, sample_losses
 from .noise import offset_growth, perturb, sample_noise
 from .passes import Pass
 from .path import AffinePath, Mix
 from .terms import Term
-from .timesteps import chosen_levels, level_probabilities, sample_strata, sample_timesteps, shift_of
+from .timesteps import chosen_levels, level_probabilities, mass_of, sample_strata, sample_timesteps, shift_of
 from .weighting import SETTINGS, snr_weight
 
 PLAIN = LevelDefaults()  # every level equally often
@@ -124,8 +124,21 @@ class Objective:
             # The strata are shared out over the whole step; these are the ones of this micro-batch.
             strata = sample_strata(self.seed, index.step, index.step_samples)[index.first : index.first + count]
         table, low = self.probabilities(batch.latents.shape[2:]), self.config.min_timestep
-        side = self.levels.sides[0] if self.levels.sides else None
+        side = self._side(index.step, table)
         return sample_timesteps(self.seed, index.micro_batch, count, table, low, strata, index.step_samples, side)
+
+    def _side(self, step: int, table: Tensor) -> Side | None:
+        """Choose the expert whose levels a step draws, by its side of a table of probabilities; None where one has all.
+
+        A whole step is one expert's, as to load another one takes time; the levels of all steps have the distribution.
+        """
+        sides, every, low = self.levels.sides, self.levels.switch_every, self.config.min_timestep
+        if len(sides) < 2:
+            return sides[0] if sides else None
+        if every:
+            return sides[step // every % len(sides)]
+        place = sample_uniform(self.seed, "expert", step)
+        return next((side for side in sides if place < sum(mass_of(side, table, low))), sides[-1])
 
     def _noise(self, batch: Batch, levels: Tensor) -> Tensor:
         """Draw the noise of a micro-batch, (B, C, *axes) float32."""

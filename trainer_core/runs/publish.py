@@ -21,6 +21,7 @@ from .folder import CHECKPOINTS
 from .key import SHOWN
 
 _STOPPED = re.compile(r"(?P<stop>.*\|(?P<step>[0-9]+))-stopped-at-(?P=step)(-.*)?", re.DOTALL)  # keys of stops
+EXPERTS = ("-low", "-high")  # endings of the files of a base model's experts
 MOST_BYTES_OF_FILES = 250  # of a name in UTF-8; most file systems take 255
 
 
@@ -124,7 +125,9 @@ class Destination:
         ending = saved.path.stem.removeprefix(LORA)
         if not kind:
             return ending
-        return f"-best-at-{saved.steps}" if saved.steps < step else kind + ending.removeprefix("-last")
+        expert = next((each for each in EXPERTS if ending.endswith(each)), "")
+        ending = ending.removesuffix(expert)
+        return (f"-best-at-{saved.steps}" if saved.steps < step else kind + ending.removeprefix("-last")) + expert
 
     def _stem(self, saved: Saved, epoch: float) -> str:
         now = time.localtime()
@@ -156,7 +159,7 @@ class Destination:
     def _longest_name(self) -> str:
         """Give the longest name of a file, without ending; it is checked."""
         values = {"name": self.output.stem, "epoch": "1" * 6, "step": "1" * 7, "date": "2000-01-01", "time": "00-00"}
-        return f"{fill_name(self.saves.file_name, values)}-stopped-at-1000000-last-99"
+        return f"{fill_name(self.saves.file_name, values)}-stopped-at-1000000-last-high-99"
 
     def check_folders(self, runs: Path, tokens: Collection[str]) -> None:
         """Raise ValueError if a folder that the run writes to cannot be written, or takes no paths of that length."""

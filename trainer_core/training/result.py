@@ -21,7 +21,7 @@ from ..data.scan import PLACE, Index
 from ..lora_files.lora import Lora
 from ..optim import estimates
 from ..runs import LORA, SAMPLES, Checkpoint, Choice, RunFolder
-from ..runs.publish import Destination
+from ..runs.publish import EXPERTS, Destination
 from .advice import Figures, advise
 from .checkpoint import read_history
 from .effect import describe_effect, measure_effect
@@ -37,6 +37,7 @@ class Result:
 
     path: Path  # the LoRA file
     tensors: Lora  # of the LoRA file, with its metadata
+    high: tuple[Path, Lora] | None  # the same of the expert for high noise, where the base model has two
     embeddings: dict[str, Path]  # files of the trained embeddings, by token
     losses: list[float]  # of each step, NaN where it was not finite
     concepts: dict[str, list[float]]  # mean loss of each concept's samples in each step, NaN where there were none
@@ -150,15 +151,18 @@ def read_result(source: ResultSource, samples: Sequence[Path], *, stopped: bool)
     effect = None if stopped else (source.folder.result() or {}).get("effect")
     kind = f"-stopped-at-{checkpoint.step}" if stopped else ""
     copies = source.destination.publish(source.folder, saved, checkpoint.step, plan.epochs_after(checkpoint.step), kind)
+    beside = saved[0].path.stem.removesuffix(EXPERTS[0]) + EXPERTS[1]
+    high = next((number for number, each in enumerate(saved) if each.path.stem == beside), 0)
     return Result(
         path=copies[0].path,
         tensors=_read(saved[0].path),
+        high=(copies[high].path, _read(saved[high].path)) if high else None,
         embeddings=copies[0].embeddings,
         losses=history["losses"].tolist(),
         concepts={name: losses.tolist() for name, losses in history["concepts"].items()},
         validation=history["validation"],
         best=history["best"],
-        others=tuple(copy.path for copy in copies[1:]),
+        others=tuple(copy.path for number, copy in enumerate(copies) if number not in (0, high)),
         log=source.log,
         samples=read_pictures(samples) if samples else torch.empty(0, sample.height, sample.width, 3),
         plan=plan,
@@ -202,6 +206,8 @@ def describe_result(result: Result, seconds: float) -> str:
         lines.append(result.effect)
     if result.advice:
         lines.append(f"To try next: {' '.join(result.advice)}")
+    if result.high:
+        lines.insert(2, f"For high noise, of MODEL_HIGH: {result.high[0]}")
     if result.others:
         lines.append(f"Also saved, but not in the outputs: {', '.join(other.name for other in result.others)}")
     for word, file in result.embeddings.items():

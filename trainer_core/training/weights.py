@@ -14,8 +14,8 @@ from torch import Tensor
 from ..common.files import write_json
 from ..config import RunConfig
 from ..lora_files.bake import bake_network
-from ..lora_files.metadata import build_metadata
-from ..lora_files.write import peft_tensors, save_embeddings, save_lora
+from ..lora_files.metadata import build_metadata, timesteps
+from ..lora_files.write import of_experts, peft_tensors, save_embeddings, save_lora
 from ..networks import Network
 from ..optim import averaged
 from ..runs import FILES, LORA, Checkpoint
@@ -66,7 +66,7 @@ def write_versions(run: Run, folder: Path, *, at_end: bool) -> None:
     The last weights beside the best ones are in float32, so that they can be continued. at_end: bake, which would take
     too long at each save. Raises ValueError for a file that differs from the weights or that `verify` refuses.
     """
-    written = [_write(run, version, folder, at_end=at_end) for version in versions(run)]
+    written = [files for version in versions(run) for files in _write(run, version, folder, at_end=at_end)]
     write_json(folder / FILES, {"files": [asdict(files) for files in written]})
 
 
@@ -83,7 +83,8 @@ def read_versions(checkpoint: Checkpoint) -> list[Saved]:
     ]
 
 
-def _write(run: Run, version: Version, folder: Path, *, at_end: bool) -> LoraFiles:
+def _write(run: Run, version: Version, folder: Path, *, at_end: bool) -> list[LoraFiles]:
+    """Write the LoRA file of a version, or one for each expert of the base model."""
     loss = dict(run.validation).get(version.steps) if version.measured else None
     about = {"steps": version.steps, "validation_loss": loss, "start": run.continued}
     about |= {"started": run.folder.about["created"], "run_key": run.folder.keys.run}
@@ -91,19 +92,28 @@ def _write(run: Run, version: Version, folder: Path, *, at_end: bool) -> LoraFil
     metadata = build_metadata(run.config, run.plan, run.base, name=run.folder.about["name"], **about)
     if version.ending == "-ema":
         metadata["atelier.average"] = "ema"
-    path = folder / f"{LORA}{version.ending}.safetensors"
+    written, experts = [], run.base.experts
     with version.weights():
         tensors = run.network.tensors()
         if at_end and run.config.lora.bake:
             tensors, sentence = bake_network(run.network, run.config.train.seed)
             run.callbacks.note(sentence)
-        if run.config.lora.names == "peft":
-            tensors = peft_tensors(tensors, {trained.name: trained.comfy for trained in run.network.chosen})
-        save_lora(path, tensors, metadata, _dtype(run.config, version), run.verify)
-        vectors = run.network.embeddings.tensors()
-        words = save_embeddings(folder / "words", path.stem, vectors, run.base.parts, metadata)
-    places = {token: word.relative_to(folder).as_posix() for token, word in words.items()}
-    return LoraFiles(path=path.name, words=places, steps=version.steps)
+        names = {trained.name: trained.comfy for trained in run.network.chosen}
+        for number, own in enumerate(of_experts(tensors, experts) if experts else [tensors]):
+            ending = version.ending
+            if experts:
+                ending += f"-{experts[number].name}"
+                metadata["modelspec.timestep_range"] = timesteps(
+                    run.config.objective, run.base.levels.sides[number:][:1]
+                )
+            path = folder / f"{LORA}{ending}.safetensors"
+            own = peft_tensors(own, names) if run.config.lora.names == "peft" else own
+            save_lora(path, own, metadata, _dtype(run.config, version), run.verify)
+            vectors = run.network.embeddings.tensors()
+            words = save_embeddings(folder / "words", path.stem, vectors, run.base.parts, metadata)
+            places = {token: word.relative_to(folder).as_posix() for token, word in words.items()}
+            written.append(LoraFiles(path=path.name, words=places, steps=version.steps))
+    return written
 
 
 def _dtype(config: RunConfig, version: Version) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from ....trainer_core.models.architectures import (
     middle,
     uniform,
 )
+from ....trainer_core.models.base import Side
 from ....trainer_core.models.files.safetensors_file import read_header
 from ....trainer_core.models.sd.family import TOY_CFG, TOY_CHANNELS
 from ....trainer_core.networks.layers.shape import is_matrix
@@ -119,13 +120,16 @@ def preset_of(layers: Iterable[Layer]) -> Preset:
     return usual if any(usual in layer.presets and is_matrix(layer.module) for layer in layers) else "full"
 
 
-def describe(patcher: Any, config: ConnectedConfig = OPEN, clip: Any = None, sampled: Any = None) -> list[str]:
+def describe(
+    patcher: Any, config: ConnectedConfig = OPEN, clip: Any = None, sampled: Any = None, high: Any = None
+) -> list[str]:
     """List sentences on what a MODEL is and on the defaults it takes, for the person.
 
-    clip: the CLIP beside it. sampled: the MODEL that draws its samples instead.
+    clip: the CLIP beside it. sampled: the MODEL that draws its samples instead. high: the expert for high
+    noise, where the MODEL is that for low.
     """
     row, latents, guidance = architecture_of(patcher), patcher.model.latent_format, config.guidance
-    levels = replace(row.levels, sides=sides_of(patcher, row.halves, config))
+    levels = replace(row.levels, sides=sides_of(patcher, row.halves, config, both=high is not None))
     kind = PREDICTS[noise_model(patcher).kind]
     drawing = sampled or patcher
     cfg, few = sampling_of(drawing), _few_steps_word(drawing)
@@ -154,7 +158,21 @@ def describe(patcher: Any, config: ConnectedConfig = OPEN, clip: Any = None, sam
         sentences.append(f"Distilled guidance is {trained_with} and {cfg.guidance:g} in samples.")
     elif guidance >= 0 and row.classes:  # of others it is not known
         sentences.append(f"This MODEL takes no distilled guidance, so set guidance of {NODE} to -1.")
-    return sentences + _beside(row, patcher.model) + remarks(patcher, clip, config.noise_range)
+    sentences += _experts(levels.sides, config.switch_every)
+    whose = config.noise_range if high is None else "low"
+    return sentences + _beside(row, patcher.model) + remarks(patcher, clip, whose)
+
+
+def _experts(sides: Sequence[Side], every: int) -> list[str]:
+    """Say which of two experts is trained when; [] where there is one."""
+    if len(sides) < 2:
+        return []
+    turns = "as often as its timesteps are drawn" if not every else f"{count(every, 'step')} at a time, by turns"
+    low, high = sides
+    return [
+        f"Each step trains one of two experts, {turns}: model at the timesteps {low.first} to {low.last}, and "
+        f"model_high at {high.first} to {high.last}. Each gets a LoRA file of its own."
+    ]
 
 
 def _beside(row: Architecture, model: Any) -> list[str]:

@@ -31,17 +31,17 @@ CACHES = re.compile(r"(clear|reset)_\w*caches?")  # methods that drop what a mod
 
 
 @contextmanager
-def session(patcher: Any, clip: Any = None) -> Iterator[None]:
+def session(patcher: Any, clip: Any = None, *beside: Any) -> Iterator[None]:
     """Make gradients of a loaded MODEL possible and right inside a `with` block; afterwards it is what it was.
 
-    clip: whose text encoders are trained as well.
+    clip: whose text encoders are trained as well. beside: further MODELs.
     """
-    model = patcher.model
     differentiable_operators()
     with ExitStack() as stack:
         _open.append(stack)
         stack.callback(_open.remove, stack)
-        stack.enter_context(_differentiable(model, [model.diffusion_model]))
+        for each in (patcher, *beside):
+            stack.enter_context(_differentiable(each.model, [each.model.diffusion_model]))
         if clip is not None:
             stack.enter_context(_differentiable(clip.cond_stage_model, list(clip.cond_stage_model.children())))
             stack.enter_context(_loaded(clip))

@@ -19,10 +19,13 @@ from ....trainer_core.models.sd.layers import PREFIX
 from . import gradients, names, vae
 from .beside import empty_inputs
 from .denoiser import BatchConditions
+from .experts import named_high, named_low
 from .predicting import ConnectedConditions
 from .sampling import draw
-from .trial import Reading, comfyui_runs, try_out
+from .trial import Reading, comfyui_runs, joint, try_out
 from .wired import Wired
+
+MEASURED = ("eva", "lora_ga")  # of init: layers that begin by the first batches
 
 
 class ComfyUIHost:
@@ -37,6 +40,7 @@ class ComfyUIHost:
         for number, name in enumerate(RATES[1:3]):
             if getattr(config.optimizer, name) and (why := self._untrained(number, config)):
                 raise ValueError(f"{why}; set {setting(f'optimizer.{name}')} to 0.")
+        self._check_experts(config)
         if config.lora.embeddings:
             raise ValueError(f"Words are not trained with a connected model; remove {node('embeddings')}.")
         if config.memory.offload_weights in ("half", "all"):
@@ -46,6 +50,21 @@ class ComfyUIHost:
             )
         if config.memory.compile:
             raise ValueError(f"A connected model is not compiled; set {setting('memory.compile')} to off.")
+
+    def _check_experts(self, config: RunConfig) -> None:
+        """Raise ValueError for settings that two experts cannot have: what is measured or read for one MODEL alone."""
+        if self._wired.high is None:
+            return
+        if config.lora.start or config.lora.beneath:
+            raise ValueError(
+                f"An existing LoRA is of one expert, and both are trained; remove {node('existing_lora')}, or load it "
+                f"with ComfyUI's Load LoRA before {node('connected')}."
+            )
+        if config.lora.init in MEASURED or config.lora.channel_scaling:
+            raise ValueError(
+                "The first batches may all be one expert's, so layers of the other cannot begin by them; set "
+                f"{setting('lora.init')} to default, and {setting('lora.channel_scaling')} to false."
+            )
 
     def _untrained(self, number: int, config: RunConfig) -> str:
         """Say why a text encoder of this number is not trained; "" if it can be."""
@@ -75,8 +94,11 @@ class ComfyUIHost:
         wired.live = texts and bool(wired.texts)
         try:
             # Loading may put other tensors into the MODEL, so it comes before they are exchanged.
+            for denoiser in reversed(wired.denoisers):
+                wired.take(denoiser)
             wired.load()
-            with gradients.session(wired.model, wired.clip if wired.live else None):
+            beside = [] if wired.high is None else [wired.high]
+            with gradients.session(wired.model, wired.clip if wired.live else None, *beside):
                 yield
         finally:
             wired.live = False
@@ -121,7 +143,8 @@ class ComfyUIHost:
     @property
     def movable(self) -> int:
         """The bytes of the MODEL on the device, which ComfyUI can keep in RAM instead."""
-        return self._wired.model.loaded_size()
+        active = self._wired.active
+        return 0 if active is None else active.patcher.loaded_size()
 
     def try_out(
         self,
@@ -151,11 +174,19 @@ class ComfyUIHost:
 
         with comfyui_runs(what):
             inputs = noised, level, conditions(caption)
-        listed = wired.listed if live else wired.layers
-        modules = {layer.name: layer.module for layer in listed if layer.name in layers}
+        texts = [layer for text in wired.texts for layer in text.layers] if live else []
+        modules = {layer.name: layer.module for layer in (*wired.layers, *texts) if layer.name in layers}
         tried = {name: layers[name] for name in modules}
         text = Reading(wired.clip, lambda: conditions(live())) if live else None
         found = try_out(wired.denoiser, inputs, what, tried, modules, text)
+        if wired.denoiser_high is not None:
+            # Under the names of its own file, as ComfyUI's loader knows them.
+            own = {named_low(layer.name): layer for layer in wired.layers_high if layer.name in layers}
+            tried = {name: layers[layer.name] for name, layer in own.items()}
+            modules = {name: layer.module for name, layer in own.items()}
+            high = try_out(wired.take(wired.denoiser_high), inputs, f"model_high: {what}", tried, modules)
+            found = joint(found, high._replace(left_out=frozenset(map(named_high, high.left_out))))
+            wired.take(wired.denoiser)
         wired.left_out, wired.units, wired.drawn_as_trained = found[:3]
         return found.remarks + ([] if wired.beside.paints else empty_inputs(inputs[2].samples[0].items()))
 
@@ -196,7 +227,10 @@ class ComfyUISampler:
         painted: Tensor | None = None,
     ) -> Tensor:
         """Draw a sample, (T, H, W, 3) in 0..1: a picture, or the frames of a clip."""
-        model = self._drawing or self._wired.model
-        time = vae.frames_per_step(self._wired.vae) if picture.frames > 1 else 1
-        latents = draw(model, (prompt, negative), picture, check, references, painted, time)
+        wired = self._wired
+        time = vae.frames_per_step(wired.vae) if picture.frames > 1 else 1
+        high = wired.denoiser_high and (wired.high, float(wired.denoiser_high.sigmas[wired.sides[1].first]))
+        latents = draw(
+            self._drawing or wired.model, (prompt, negative), picture, check, references, painted, time=time, high=high
+        )
         return vae.decode(self._wired.vae, latents)

@@ -16,3 +16,4 @@ class LinkedModels:
     clip: Any
     vae: Any
     sampled: Any = None  # ModelPatcher that draws the samples, with the LoRA on it; None: `model`
+    high: Any = None  # ModelPatcher of the expert for high noise, and `model` is that for low; None: `model` is alone

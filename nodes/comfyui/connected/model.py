@@ -14,11 +14,13 @@ from ....trainer_core.common.computed import Computed
 from ....trainer_core.common.files import file_digest
 from ....trainer_core.config import BaseModelConfig, Defaults, SamplingDefaults
 from ....trainer_core.models import LatentFormat, LevelDefaults, NoiseModel, Part
+from ....trainer_core.models.base import Expert
 from . import identity
 from .architecture import clip_rate, defaults_of, preset_of, remarks, sampling_of
 from .beside import ConnectedInpainting
 from .check import check_connected, check_partner
 from .encoding import ConnectedControls, ConnectedText, ConnectedVae
+from .experts import EXPERTS, check_experts
 from .fingerprint import fingerprint
 from .host import ComfyUIHost, ComfyUISampler
 from .live import LinkedModels
@@ -35,7 +37,7 @@ class ConnectedModel:
     """Linked models; implements `BaseModel`."""
 
     def __init__(self, config: BaseModelConfig, live: LinkedModels) -> None:
-        self.wired = wired = Wired(config, live)
+        self.config, self.wired = config, (wired := Wired(config, live))
         self.name, self.architecture = wired.name, wired.architecture
         self._noise: NoiseModel | None = None  # once it was asked for
         self.layers, self.denoiser = ConnectedLayers(wired), ConnectedDenoiser(wired)
@@ -102,7 +104,14 @@ class ConnectedModel:
     @property
     def levels(self) -> LevelDefaults:
         """The architecture's distribution of levels, and those that the MODEL predicts."""
-        return replace(self.architecture.levels, sides=self.wired.sides)
+        assert self.config.connected is not None
+        every = self.config.connected.switch_every if self.experts else 0
+        return replace(self.architecture.levels, sides=self.wired.sides, switch_every=every)
+
+    @property
+    def experts(self) -> tuple[Expert, ...]:
+        """The two experts, where both are linked."""
+        return EXPERTS if self.wired.high is not None else ()
 
     @property
     def latents(self) -> LatentFormat:
@@ -125,7 +134,7 @@ class ConnectedModel:
     def free(self, *names: str) -> None:
         """Let go of the denoiser or the text encoders; the models stay ComfyUI's."""
         if not names or "denoiser" in names:
-            self.wired.denoiser = None
+            self.wired.denoiser = self.wired.denoiser_high = self.wired.active = None
         if not names or "text" in names:
             self.wired.texts = ()
 
@@ -147,6 +156,9 @@ class ConnectedSource:
         """Raise ValueError for models that cannot be trained."""
         check_connected(self.live.model, self.live.clip, self.live.vae)
         check_partner(self.live.sampled, self.live.model)
+        if self.live.high is not None:
+            check_connected(self.live.high, self.live.clip, self.live.vae)
+        check_experts(self.live.high, self.live.model, self.live.sampled)
 
     def outline(self, dtype: torch.dtype = torch.float32) -> ConnectedModel:
         """Return the linked models: their shapes are all that is asked of an outline."""
@@ -177,6 +189,7 @@ class ConnectedSource:
         """Map roles to the files that ComfyUI loaded the MODEL and the CLIP from, where it says so."""
         wired = self._model.wired
         named = {"model": wired.model, "clip": wired.clip.patcher}
+        named |= {} if wired.high is None else {"model high": wired.high}
         return {f"{role} {n}": path for role, p in named.items() for n, path in identity.files_of(p).items()}
 
     def identities(self) -> dict[str, str]:

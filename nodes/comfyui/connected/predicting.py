@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....trainer_core.common.axes import Framing
 from ....trainer_core.memory.written import Watched
 from ....trainer_core.models import Conditioning, Layer
 from ....trainer_core.models.base import Slice, Unit
-from . import gradients, names
+from . import experts, names
 from . import layers as layers_of
 from .denoiser import BatchConditions
 from .wired import Wired
@@ -28,8 +28,9 @@ class ConnectedDenoiser:
 
     @property
     def module(self) -> Any:
-        """The denoiser itself; None after `free`."""
-        return None if self._wired.denoiser is None else self._wired.model.model.diffusion_model
+        """The denoiser itself, or both experts; None after `free`."""
+        found = [each.model.diffusion_model for each in self._wired.denoisers]
+        return nn.ModuleList(found) if len(found) > 1 else next(iter(found), None)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -38,7 +39,9 @@ class ConnectedDenoiser:
 
     def units(self) -> list[Unit]:
         """List the repeated blocks, also of trained text encoders; none where they cannot be recomputed."""
-        return layers_of.units(self.module) if self._wired.units is None else self._wired.units
+        if self._wired.units is not None:
+            return self._wired.units
+        return [unit for each in self._wired.denoisers for unit in layers_of.units(each.model.diffusion_model)]
 
     @property
     def written(self) -> Watched:
@@ -47,8 +50,7 @@ class ConnectedDenoiser:
 
     def predict(self, noised: Tensor, levels: Tensor, conditions: BatchConditions) -> Tensor:
         """Compute the raw output."""
-        assert self._wired.denoiser is not None
-        return self._wired.denoiser.predict(noised, levels, conditions, gradients.options(self._wired.model))
+        return experts.predict(self._wired, noised, levels, conditions)
 
 
 class ConnectedConditions:

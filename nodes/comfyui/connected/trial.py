@@ -41,6 +41,16 @@ class Found(NamedTuple):
     remarks: list[str]  # for the person, a sentence each
 
 
+def joint(one: Found, other: Found) -> Found:
+    """Join what the trials of two experts have found; their blocks are recomputed all or none."""
+    return Found(
+        one.left_out | other.left_out,
+        one.units + other.units if one.units and other.units else [],
+        one.drawn_as_trained or other.drawn_as_trained,
+        list(dict.fromkeys(one.remarks + other.remarks)),
+    )
+
+
 class Reading(NamedTuple):
     """A CLIP whose text encoders are trained, and the conditions that it makes of a caption anew for each pass."""
 

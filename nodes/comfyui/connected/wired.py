@@ -15,7 +15,7 @@ from .architecture import Architecture, architecture_of
 from .beside import beside_of, digest_of_painting
 from .clips import ConnectedEncoder, text_encoders
 from .denoiser import RawDenoiser
-from .experts import sides_of
+from .experts import named_high, sides_of
 from .layers import list_layers
 from .live import LinkedModels
 from .noise import sigmas
@@ -38,12 +38,18 @@ class Wired:
         self.live = False  # whether they run in the steps of a session, with gradients
         self.marks: list[str] = []  # changes of their weights that `digests` does not have
         self.architecture: Architecture = architecture_of(self.model)
-        self.sides = sides_of(self.model, self.architecture.halves, config.connected)
+        both = live.high is not None
+        self.sides = sides_of(self.model, self.architecture.halves, config.connected, both=both)
         self.beside = beside_of(self.model.model)
         self.seen_as = config.connected.edit_text if self.architecture.seen else ""
         guidance = config.connected.guidance
         guidance = self.architecture.guidance if guidance < 0 else guidance
         self.denoiser: RawDenoiser | None = RawDenoiser(self.model, sigmas(self.model), guidance, self.beside)
+        self.high = None if live.high is None else live.high.clone()
+        self.denoiser_high: RawDenoiser | None = (
+            None if self.high is None else RawDenoiser(self.high, sigmas(self.high), guidance, self.beside)
+        )
+        self.active: RawDenoiser | None = self.denoiser  # which predicts; the other one waits
         self.reserved = 0  # bytes of the device for a step
         self.left_out: frozenset[str] = frozenset()  # names of layers that cannot be trained
         self.drawn_as_trained = False  # whether only code for training calls all layers, so that samples need it
@@ -67,21 +73,40 @@ class Wired:
         """All layers of the MODEL's denoiser."""
         return list_layers(self.model.model)
 
+    @functools.cached_property
+    def layers_high(self) -> list[Layer]:
+        """All layers of the denoiser for high noise, where there is one; other programs' files are for one alone."""
+        found = [] if self.high is None else list_layers(self.high.model)
+        return [layer._replace(name=named_high(layer.name), aliases=(), slices={}) for layer in found]
+
     @property
     def listed(self) -> list[Layer]:
         """All layers of the MODEL's denoiser, and of the text encoders in memory."""
-        return [*self.layers, *(layer for text in self.texts for layer in text.layers)]
+        return [*self.layers, *self.layers_high, *(layer for text in self.texts for layer in text.layers)]
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
         """The sha256, by role, of all but files that decides what the models compute."""
         return {
             "model": identity.digest_of_model(self.model),
+            **({"model high": identity.digest_of_model(self.high)} if self.high is not None else {}),
             "clip": identity.digest_of_clip(self.clip),
             "vae": identity.digest_of_vae(self.vae),
         }
 
+    @property
+    def denoisers(self) -> tuple[RawDenoiser, ...]:
+        """The denoisers in memory, in the order of their sides."""
+        return tuple(each for each in (self.denoiser, self.denoiser_high) if each is not None)
+
+    def take(self, denoiser: RawDenoiser) -> RawDenoiser:
+        """Let a denoiser predict from now on; ComfyUI loads it where it was not its turn."""
+        if denoiser is not self.active:
+            self.active = denoiser
+            self.load()
+        return denoiser
+
     def load(self) -> None:
         """Let ComfyUI load the MODEL with its patches, wholly if it fits, and the CLIP where it is trained."""
-        patchers = [self.model, *([self.clip.patcher] if self.live else [])]
+        patchers = [self.active.patcher if self.active else self.model, *([self.clip.patcher] if self.live else [])]
         comfy.model_management.load_models_gpu(patchers, memory_required=self.reserved)

@@ -403,6 +403,37 @@ def test_an_expert_is_drawn_its_levels_as_often_among_each_other_as_without_one(
         assert abs(float((drawn < edge).double().mean()) - sure) < 4.5 * (0.25 / 2000) ** 0.5
 
 
+@pytest.mark.parametrize("every", [0, 3])
+def test_a_step_is_one_experts_and_all_steps_together_have_the_distribution(every):
+    """Micro-batches of a step share its side; by turns each side has half of the steps, and its own distribution."""
+    family = LevelDefaults(distribution="logit_normal", shift=3.0, sides=(Side(0, 873), Side(874, 999)))
+    objective = Objective(
+        ObjectiveConfig(), AffinePath(flow_noise()).noise, 3, dataclasses.replace(family, switch_every=every)
+    )
+    steps, table = 1500, objective.probabilities((1, 1))
+    drawn = torch.stack(
+        [
+            objective.draw(
+                Batch(
+                    index=DrawIndex(micro_batch=2 * step + half, step=step),
+                    latents=torch.zeros(2, 1, 1, 1),
+                    weights=torch.ones(2),
+                ),
+                torch.device("cpu"),
+            ).levels
+            for step in range(steps)
+            for half in (0, 1)
+        ]
+    ).view(steps, 4)
+    high = drawn >= 874
+    assert (high.all(1) | ~high.any(1)).all()
+    if every:
+        assert high[:, 0].tolist() == [step // 3 % 2 == 1 for step in range(steps)]
+        return
+    for edge in (300, 600, 800, 874, 930):
+        assert abs(float((drawn < edge).double().mean()) - float(table[edge - 1])) < 4.5 * (0.25 / steps) ** 0.5
+
+
 def test_levels_are_looked_at_where_the_model_predicts():
     assert [LevelDefaults().at(share, 1000) for share in (0.0, 0.1, 0.5, 0.999, 1.0)] == [0, 100, 500, 999, 999]
     high = LevelDefaults(sides=(Side(874, 999),))

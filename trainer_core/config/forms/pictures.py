@@ -49,6 +49,14 @@ def _connected() -> Iterable[Row]:
     yield CONNECTED["edit_text"]
     yield CONNECTED["noise_range"]
     yield CONNECTED["boundary"]
+    yield linked(
+        "model_high",
+        "MODEL",
+        "The high-noise expert of a model of two files, as Wan 2.2 14B; model is then the low-noise one. Both are "
+        "trained in one run, and each gets a LoRA file of its own. Unlinked: model is trained alone.",
+        True,
+    )
+    yield CONNECTED["switch_every"]
 
 
 def _concept() -> Iterable[Row]:

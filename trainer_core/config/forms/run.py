@@ -190,7 +190,7 @@ FORMS: dict[str, Form] = {
         arranged(_train()),
         (
             *(("MODEL", "MODEL"), ("CLIP", "CLIP"), ("LORA", "LORA_MODEL"), ("LOSS_MAP", "LOSS_MAP")),
-            *(("SAMPLES", "IMAGE"), ("LORA_PATH", "STRING"), ("LOSS_PLOT", "IMAGE")),
+            *(("SAMPLES", "IMAGE"), ("LORA_PATH", "STRING"), ("LOSS_PLOT", "IMAGE"), ("MODEL_HIGH", "MODEL")),
         ),
     ),
     "AtelierDatasetPreview": Form(

@@ -50,6 +50,8 @@ class StableDiffusion:
         """The family's name in messages; a toy has its own, since what suits it suits no other model."""
         return Path(self.name).stem if self._toy and self.name else self.family.title
 
+    experts = ()
+
     @property
     def parts(self) -> tuple[Part, ...]:
         """The UNet, then the text encoders."""
