@@ -1,5 +1,5 @@
 import { RunGraph } from "./graph.js";
-import { address, openLarge, swatch } from "./large.js";
+import { imageOf, openLarge, swatch, wordsOf } from "./large.js";
 import { make, makeButton } from "./parts.js";
 import { shown } from "./run.js";
 import { samplesOf } from "./samples.js";
@@ -83,14 +83,12 @@ export class ComparedPage {
       none.append(box, name);
       return none;
     }
-    const words = `${titleOf(run)} · ${t("step {0}", sample.step)}`;
+    const told = wordsOf([t("step {0}", sample.step)], sample.name), words = `${titleOf(run)} · ${told}`;
     const made = makeButton("", words, () => this.#open(runs, rows, i, made));
-    const image = make("img");
-    Object.assign(image, { alt: words, loading: "lazy", src: address(run.run, sample.name, "webp;70") });
     made.className = "cell";
     made.style.cssText = "";
-    name.append(` · ${t("step {0}", sample.step)}`);
-    made.append(image, name);
+    name.append(` · ${told}`);
+    made.append(imageOf(run.run, sample.name, words, "", "webp;70"), name);
     return made;
   }
 
@@ -102,7 +100,7 @@ export class ComparedPage {
       if (!sample) return [];
       const prompt = run.prompts[sample.prompt] ?? t("prompt {0}", sample.prompt + 1);
       return [{ run: run.run, file: sample.name, step: sample.step, colour,
-        words: `${titleOf(run)} · ${t("step {0}", sample.step)} · ${prompt}` }];
+        words: wordsOf([titleOf(run), t("step {0}", sample.step), prompt], sample.name) }];
     });
     this.#view = openLarge(pictures(at), {
       turn: (event) => {

@@ -12,9 +12,35 @@ import { t, told } from "./words.js";
 
 // ComfyUI's own route for pictures of its output folder, where runs lie.
 /** @param {string} run @param {string} filename @param {string} [preview] */
-export function address(run, filename, preview) {
+function address(run, filename, preview) {
   const asked = { filename, subfolder: `atelier/runs/${run}/samples`, type: "output", ...(preview && { preview }) };
   return api.apiURL(`/view?${new URLSearchParams(asked)}`);
+}
+
+const CLIP = /-(\d+)f\.webp$/; // as a run names it, with its frames
+
+// How long a clip is, "17 frames"; "" of a picture.
+/** @param {string} file */
+export function lengthOf(file) {
+  const frames = CLIP.exec(file)?.[1];
+  return frames ? t("{0} frames", frames) : "";
+}
+
+// Words for a sample, with the length of a clip.
+/** @param {string[]} words @param {string} file */
+export const wordsOf = (words, file) => [...words, lengthOf(file)].filter(Boolean).join(" · ");
+
+// The image of a sample. A clip plays by itself; who asked for less motion gets its first frame, from the same route.
+/** @param {string} run @param {string} file @param {string} words @param {string} style @param {string} [preview] */
+export function imageOf(run, file, words, style, preview) {
+  const image = make("img", style), whole = make("picture", "display:contents"), still = make("source");
+  const clip = lengthOf(file) !== "";
+  if (clip) {
+    Object.assign(still, { media: "(prefers-reduced-motion: reduce)", srcset: address(run, file, "webp;90") });
+    whole.append(still, image);
+  }
+  Object.assign(image, { alt: words, loading: "lazy", src: address(run, file, clip ? undefined : preview) });
+  return clip ? whole : image;
 }
 
 // A coloured square that stands for a run; without a colour nothing.
@@ -59,11 +85,10 @@ export function openLarge(pictures, way) {
 function figure({ run, file, step, words, colour }, count, view) {
   const made = make("figure", "margin:0;display:flex;flex-direction:column;gap:6px;min-width:0;" +
     `width:min(${90 / count}vw,max(512px,72vh))`);
-  const image = make("img", "display:block;width:100%;max-height:72vh;object-fit:contain");
+  const image = imageOf(run, file, words, "display:block;width:100%;max-height:72vh;object-fit:contain");
   const caption = make("figcaption", "font:13px sans-serif;overflow-wrap:anywhere");
   const acts = make("div", "display:flex;flex-wrap:wrap;gap:4px;align-items:center;font:12px sans-serif;" +
     "min-height:26px");
-  Object.assign(image, { src: address(run, file), alt: words });
   caption.append(swatch(colour), words);
   made.append(image, caption, acts);
   readRun(run).then((found) => {

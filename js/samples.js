@@ -1,4 +1,4 @@
-import { address, openLarge } from "./large.js";
+import { imageOf, lengthOf, openLarge, wordsOf } from "./large.js";
 import { make, makeButton } from "./parts.js";
 import { t } from "./words.js";
 
@@ -6,7 +6,7 @@ import { t } from "./words.js";
 
 /** @typedef {{ name: string, step: number, prompt: number, weights: string }} Sample prompt: counted from 0 */
 
-const NAME = /^step-(\d+)-(\d+)(-[a-z]+)?\.png$/; // as the run writes them: step, prompt, weights
+const NAME = /^step-(\d+)-(\d+)(-[a-z]+)?(?:\.png|-\d+f\.webp)$/; // as the run writes them: step, prompt, weights
 const THUMB = 72, LARGE = 192, HIGH = 420; // pixels: a picture at least, at most; the strip at most
 const MOST_STEPS = 60; // the newest
 /** @type {Record<string, [number, number]>} */
@@ -101,7 +101,7 @@ export class SampleStrip {
   /** @param {Sample} sample */
   #words(sample) {
     const of = sample.weights ? ` (${sample.weights})` : "";
-    return `${t("step {0}", sample.step)}${of} · ${this.#prompt(sample)}`;
+    return wordsOf([t("step {0}", sample.step) + of, this.#prompt(sample)], sample.name);
   }
 
   /** @param {Sample | null} sample @param {number} row @param {number} column */
@@ -111,12 +111,12 @@ export class SampleStrip {
     const button = makeButton("", this.#words(sample), () => this.#open(row, column));
     button.style.cssText = `${style};cursor:zoom-in`;
     Object.assign(button.dataset, { row, column });
-    const image = make("img", "width:100%;height:100%;object-fit:contain;border-radius:3px");
-    const src = address(this.#run, sample.name, "webp;70");
-    Object.assign(image, { src, alt: this.#words(sample), loading: "lazy" });
-    const step = make("span", "position:absolute;left:2px;bottom:1px;font:12px sans-serif;color:#fff;" +
-      "text-shadow:0 0 2px #000,0 0 3px #000", String(sample.step));
-    button.append(image, step);
+    const fitted = "width:100%;height:100%;object-fit:contain;border-radius:3px";
+    const ink = "position:absolute;left:2px;font:12px sans-serif;color:#fff;text-shadow:0 0 2px #000,0 0 3px #000;";
+    button.append(imageOf(this.#run, sample.name, this.#words(sample), fitted, "webp;70"),
+      make("span", `${ink}bottom:1px`, String(sample.step)));
+    const length = lengthOf(sample.name);
+    if (length) button.append(make("span", `${ink}top:1px`, length));
     return button;
   }
 

@@ -1,11 +1,13 @@
 """The tab of runs in the real editor: the list, one run, several over each other, and what people do there."""
 
+import io
 import json
 import shutil
 import zipfile
 from collections.abc import Iterator
 
 import pytest
+import torch
 from looks import faint
 from PIL import Image
 from run_folders import make_run
@@ -15,6 +17,7 @@ from lora_atelier.dev import QUICKSTART
 from lora_atelier.trainer_core.common.files import write_json
 from lora_atelier.trainer_core.data.images import draw_small
 from lora_atelier.trainer_core.runs import RunFolder
+from lora_atelier.trainer_core.training.sample_files import PARAMETERS, TOLD, save_clip
 
 pytestmark = [pytest.mark.browser, pytest.mark.parametrize("opened", ["litegraph", "vue"], indirect=True)]
 
@@ -305,6 +308,70 @@ def test_samples_of_compared_runs_stand_side_by_side(editor, runs: list[RunFolde
     tab.get_by_role("button", name="All runs").click()
     for name in ("moss", "fern"):
         tab.get_by_role("listitem").filter(has_text=name).get_by_role("checkbox").uncheck()
+
+
+def colour_of(place) -> str:
+    """Tell which of two colours the middle of an element has now."""
+    image = Image.open(io.BytesIO(place.screenshot())).convert("RGB")
+    red, _, blue = image.getpixel((image.width // 2, image.height // 2))
+    return "red" if red > blue else "blue"
+
+
+def test_clips_play_in_the_strip_the_large_view_and_beside_others(editor, runs: list[RunFolder]) -> None:
+    """Who asked for less motion sees the first frame; each tells its frames."""
+    page, (moss, fern, _) = editor.page, runs
+    for run in (moss, fern):
+        prompted(run, "a cat")
+        (run.path / "samples").mkdir(exist_ok=True)
+        clip = torch.zeros(17, 64, 64, 3)
+        clip[:9, ..., 0] = clip[9:, ..., 2] = 1
+        save_clip(run.path / "samples" / "step-00000004-1-17f.webp", clip, 16, {PARAMETERS: "a cat", TOLD: "{}"})
+    (moss.path / "samples" / "step-00000004-1.png").unlink()
+    tab, row = opened_tab(editor), page.locator(".atelier-runs").get_by_role("listitem").filter(has_text="moss")
+    page.wait_for_function("() => document.querySelector('.atelier-runs .run img')?.naturalWidth > 0")
+    row.get_by_role("button").click()
+    strip, large = tab.locator(".atelier-samples button"), page.locator(".atelier-large")
+    clip = strip.nth(1)
+    clip.wait_for()
+    assert [part.inner_text().split() for part in strip.all()] == [["2"], ["4", "17", "frames"]]
+    assert clip.get_attribute("title") == "step 4 · a cat · 17 frames"
+    clip.locator("img").evaluate("image => image.decode()")
+    both(clip)
+    editor.settle()
+    editor.screenshot(f"runs-clip-{editor.version}-{'vue' if editor.vue else 'litegraph'}")
+    clip.click()
+    large.get_by_text("step 4 · a cat · 17 frames").wait_for()
+    both(large.locator("img"))
+    page.emulate_media(reduced_motion="reduce")
+    try:
+        for image in (large.locator("img"), clip.locator("img")):
+            page.wait_for_function("image => image.currentSrc.includes('preview=')", arg=image.element_handle())
+            image.evaluate("image => image.decode()")
+        assert {colour_of(large.locator("img")) for _ in range(4) if page.wait_for_timeout(150) is None} == {"red"}
+    finally:
+        page.emulate_media(reduced_motion="no-preference")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    for name in ("moss", "fern"):
+        tab.get_by_role("listitem").filter(has_text=name).get_by_role("checkbox").check()
+    tab.get_by_role("button", name="Compare 2").click()
+    cells = tab.locator(".cell").filter(has_text="step 4 · 17 frames")
+    cells.nth(1).wait_for()
+    both(cells.first.locator("img"))
+    tab.get_by_role("button", name="All runs").click()
+    for name in ("moss", "fern"):
+        tab.get_by_role("listitem").filter(has_text=name).get_by_role("checkbox").uncheck()
+
+
+def both(place) -> None:
+    """Look at a clip until it has shown both of its colours, which a still never does."""
+    seen = {colour_of(place)}
+    for _ in range(100):
+        if len(seen) == 2:
+            return
+        place.page.wait_for_timeout(100)
+        seen.add(colour_of(place))
+    raise AssertionError(f"only {seen} was seen")
 
 
 def test_the_lora_that_drew_a_sample_is_taken_forked_and_compared(editor, runs: list[RunFolder], server) -> None:
