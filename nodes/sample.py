@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from psutil import virtual_memory
 
-from ..trainer_core.config.prompt_lines import PromptLine, parse_prompts
+from ..trainer_core.config.prompt_lines import MOST_FRAMES, PromptLine, parse_prompts
 from .comfyui import sampling
 from .node import Node
 from .sockets import CATEGORY, complaint, io, titled
@@ -153,7 +153,7 @@ class AtelierSample(Node):
                     placeholder="a caption of the training pictures",
                     tooltip="One prompt a line; each draws its own pictures. Include your trigger word. Empty: a "
                     "caption of what was trained. Switches as in sd-scripts: --n negative --w --h size --d seed "
-                    "--s steps --l cfg --g guidance --ss sampler. # begins a comment.",
+                    "--s steps --l cfg --g guidance --ss sampler --f frames. # begins a comment.",
                 ),
                 negative_input(),
                 *size_inputs("Pixels before the second pass, in steps of 8. 0: as the LoRA was trained.", open_=True),
@@ -223,12 +223,22 @@ class AtelierSample(Node):
                     optional=True,
                     tooltip="Optional: the text encoder of before_model. Not linked = clip.",
                 ),
+                io.Int.Input(
+                    "frames",
+                    default=1,
+                    min=1,
+                    max=MOST_FRAMES,
+                    optional=True,
+                    advanced=True,
+                    tooltip="Frames of a clip at most, for models of video: as many as the model takes, 4n+1 for Wan. "
+                    "1 (default) = pictures. A line's --f sets its own.",
+                ),
             ],
             outputs=[
                 io.Image.Output(
                     display_name="IMAGE",
-                    tooltip="A batch for each prompt, of the last pass; with before_model, before and after side by "
-                    "side.",
+                    tooltip="A batch for each prompt, of the last pass, or for each clip, of its frames; with "
+                    "before_model, before and after side by side.",
                     is_output_list=True,
                 )
             ],
@@ -262,6 +272,7 @@ class AtelierSample(Node):
         upscale_model: Any = None,
         before_model: Any = None,
         before_clip: Any = None,
+        frames: int = 1,
     ) -> io.NodeOutput:
         """Draw each prompt; with a second model put its pictures at the left."""
         if hires["hires"] == "upscale model" and upscale_model is None:
@@ -276,9 +287,13 @@ class AtelierSample(Node):
         usual, trained = sampling.SamplerPass(seed, steps, cfg, sampler_name, scheduler), sampling.trained_on(model)
         lines = read_prompts(prompt) or (NO_PROMPT.replace(prompt=trained.prompt),)
         sizes = [(line.width or width or trained.width, line.height or height or trained.height) for line in lines]
-        check_memory(sizes, batch_size * (1 if before_model is None else 2), hires.get("scale", 1.0))
+        lengths = [length_of(line, frames, after, before) for line in lines]
+        count = batch_size * (1 if before_model is None else 2)
+        check_memory(
+            [size for size, of in zip(sizes, lengths, strict=True) for _ in range(of)], count, hires.get("scale", 1.0)
+        )
         drawn = []
-        for line, size in zip(lines, sizes, strict=True):
+        for line, size, length in zip(lines, sizes, lengths, strict=True):
             shown = sampling.Prompt(
                 line.prompt,
                 negative if line.negative is None else line.negative,
@@ -290,19 +305,37 @@ class AtelierSample(Node):
                 batch_size,
                 first,
                 hires_of(hires, first, upscale_model),
+                length,
             )
             pictures = sampling.draw(after, shown, *rest)
             if before_model is not None:
                 gap = pictures.new_ones(*pictures.shape[:2], GAP, pictures.shape[3])
                 pictures = torch.cat([sampling.draw(before, shown, *rest), gap, pictures], dim=2)
-            drawn.append(pictures)
+            drawn += [pictures] if length == 1 else pictures.split(length)
         return io.NodeOutput(drawn)
 
 
+def length_of(line: PromptLine, frames: int, after: sampling.Models, before: sampling.Models) -> int:
+    """Find the frames that a prompt draws, of both models; raises ValueError for a clip of one that draws none."""
+    frames = line.frames or frames
+    if frames == 1:
+        return 1
+    lengths = [sampling.clip_length(each, frames) for each in (after, before) if each.model is not None]
+    if not all(lengths):
+        place = f"--f in {PROMPT}" if line.frames else "frames of Sample"
+        raise ValueError(f"{place} is {frames}, and the linked MODEL draws single pictures; set it to 1.")
+    return min(lengths)
+
+
 def read_prompts(text: str, setting: str = PROMPT) -> tuple[PromptLine, ...]:
-    """Read prompts line by line; raises ValueError for a wrong line, and for a sampler that ComfyUI lacks."""
+    """Read prompts line by line; raises ValueError for a wrong line, and for a sampler that ComfyUI lacks.
+
+    Other nodes than Sample draw no clips.
+    """
     lines = parse_prompts(text, setting)
     for line in lines:
+        if line.frames is not None and setting != PROMPT:
+            raise ValueError(f"--f in {setting} is {line.frames}, and only pictures are drawn here; remove it.")
         if line.sampler is not None and line.sampler not in sampling.sampler_names():
             raise ValueError(
                 f"--ss in {setting} is {line.sampler}, which is no sampler of this ComfyUI; set it to a name in the "

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import nodes as comfy_nodes
 
-from .connected.architecture import resolution_of, sampling_of
+from .connected.architecture import clip_rate, resolution_of, sampling_of
+from .connected.vae import frames_per_step
 from .models import own
 
 AUTO = "auto"  # sampler or scheduler: as the model's family is sampled
@@ -97,17 +98,25 @@ def scheduler_names() -> list[str]:
 
 
 def draw(
-    models: Models, prompt: Prompt, size: tuple[int, int], count: int, first: SamplerPass, hires: Hires | None
+    models: Models,
+    prompt: Prompt,
+    size: tuple[int, int],
+    count: int,
+    first: SamplerPass,
+    hires: Hires | None,
+    frames: int = 1,
 ) -> Tensor:
     """Draw pictures of one prompt, (count, H, W, 3) in 0..1; size: width and height before the second pass.
 
-    The second pass starts from the first one's latents, enlarged, or from its pixels, enlarged and encoded.
+    frames: of clips, as `clip_length` tells; they follow one another, (count * frames, H, W, 3). The second pass starts
+    from the first one's latents, enlarged, or from its pixels, enlarged and encoded.
     """
     guidance = sampling_of(models.model).guidance if prompt.guidance is None else prompt.guidance
     conditioning = tuple(encode_prompt(models.clip, text, guidance) for text in (prompt.text, prompt.negative))
-    latents = sample_latents(models.model, conditioning, empty_latents(models.model, size, count), first)
+    steps = (frames - 1) // frames_per_step(models.vae) + 1 if frames > 1 else 1
+    latents = sample_latents(models.model, conditioning, empty_latents(models.model, size, count, steps), first)
     if hires is not None:
-        latents = _enlarged(models, latents, hires)
+        latents = _enlarged(models, latents, hires, frames)
         latents = sample_latents(models.model, conditioning, latents, hires.second)
     return decode_latents(models, latents)
 
@@ -118,13 +127,19 @@ def encode_prompt(clip: Any, text: str, guidance: float | None = None) -> Any:
     return encoded if guidance is None else node_helpers.conditioning_set_values(encoded, {"guidance": guidance})
 
 
-def empty_latents(model: Any, size: tuple[int, int], count: int) -> Tensor:
-    """Make empty latents of a MODEL's format to start from: (count, C[, 1], h, w)."""
+def clip_length(models: Models, frames: int) -> int:
+    """Round the frames of a clip down to what the models draw; 0 where they draw single pictures."""
+    time = frames_per_step(models.vae)
+    return 1 + (frames - 1) // time * time if clip_rate(models.model) else 0
+
+
+def empty_latents(model: Any, size: tuple[int, int], count: int, steps: int = 1) -> Tensor:
+    """Make empty latents of a MODEL's format to start from: (count, C[, steps in time], h, w)."""
     form = model.get_model_object("latent_format")
     width, height = (side // form.spacial_downscale_ratio for side in size)
-    frames = (1,) if form.latent_dimensions == VIDEO else ()
+    time = (steps,) if form.latent_dimensions == VIDEO else ()
     device = comfy.model_management.intermediate_device()
-    return torch.zeros(count, form.latent_channels, *frames, height, width, device=device)
+    return torch.zeros(count, form.latent_channels, *time, height, width, device=device)
 
 
 def sample_latents(model: Any, conditioning: Any, latents: Tensor, each: SamplerPass) -> Tensor:
@@ -158,7 +173,7 @@ def decode_latents(models: Models, latents: Tensor) -> Tensor:
     return own(pictures.reshape(-1, *pictures.shape[-3:]))
 
 
-def _enlarged(models: Models, latents: Tensor, hires: Hires) -> Tensor:
+def _enlarged(models: Models, latents: Tensor, hires: Hires, frames: int) -> Tensor:
     """Enlarge the latents of the first pass; the sides stay whole latent pixels."""
     width, height = (round(side * hires.scale) for side in (latents.shape[-1], latents.shape[-2]))
     if not hires.pixels:
@@ -172,13 +187,13 @@ def _enlarged(models: Models, latents: Tensor, hires: Hires) -> Tensor:
     enlarged = comfy.utils.common_upscale(
         pictures.movedim(-1, 1), width * pixels, height * pixels, hires.method, "disabled"
     )
-    return _encoded(models, enlarged.movedim(1, -1))
+    return _encoded(models, enlarged.movedim(1, -1), frames)
 
 
-def _encoded(models: Models, pictures: Tensor) -> Tensor:
-    """Encode pictures; one by one for VAEs of video, for which several are the frames of one."""
+def _encoded(models: Models, pictures: Tensor, frames: int) -> Tensor:
+    """Encode pictures; clip by clip for VAEs of video, of which a picture is one of a single frame."""
     vae, latents = models.vae, []
-    for picture in pictures.split(1 if vae.latent_dim == VIDEO else len(pictures)):
+    for picture in pictures.split(frames if vae.latent_dim == VIDEO else len(pictures)):
         if models.tiled:
             latents.append(vae.encode_tiled(picture, tile_x=TILE, tile_y=TILE, overlap=OVERLAP))
         else:
