@@ -244,6 +244,9 @@ class Result:
         return [(kind, data) for kind, data in self.events if kind.startswith(prefix)]
 
 
+_infos: dict[str, dict] = {}  # by the address of a server
+
+
 class ComfyClient:
     """One browser tab's view of a server: queue prompts and read what comes back."""
 
@@ -273,6 +276,12 @@ class ComfyClient:
     def object_info(self) -> dict:
         """Return the schemas of all nodes."""
         return self.get("/object_info")
+
+    def first_info(self) -> dict:
+        """Return the schemas as they were when a test first asked this server, which makes them anew each time."""
+        if self.url not in _infos:
+            _infos[self.url] = self.object_info()
+        return _infos[self.url]
 
     def interrupt(self, prompt_id: str) -> None:
         """Cancel this prompt if it is the one that runs."""

@@ -56,7 +56,7 @@ Box = tuple[str, float, float, float, float]  # whose, left, top, right, bottom
 
 def test_every_node_and_option_queues_what_it_shows_also_when_opened_again(editor, comfy: ComfyClient) -> None:
     """Also proves dev.py's own conversion of workflows against the editor's."""
-    info = comfy.object_info()
+    info = comfy.first_info()
     ours = sorted(kind for kind in info if kind.startswith("Atelier"))
     assert ours, "the server has no node of this pack"
     assert editor.run(UNKNOWN, [*ours, *STOCK]) == []
@@ -95,7 +95,7 @@ def test_the_shipped_workflows_open_complete_with_room_for_every_node(editor, co
         editor.load(workflow)
         assert editor.run(UNKNOWN, [node["type"] for node in workflow["nodes"]]) == []
         assert editor.run("() => window.app.graph.nodes.length") == len(workflow["nodes"])
-        assert inputs(to_prompt(workflow, comfy.object_info())) == inputs(editor.run(QUEUED)["output"])
+        assert inputs(to_prompt(workflow, comfy.first_info())) == inputs(editor.run(QUEUED)["output"])
         editor.screenshot(f"{path.stem}-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
         boxes = editor.run(NODES)
         assert [f"{one[0]} lies on {two[0]}" for one, two in combinations(boxes, 2) if overlap(one, two)] == []

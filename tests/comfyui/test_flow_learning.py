@@ -63,7 +63,7 @@ def test_the_trigger_word_draws_the_motif(drawn: tuple[torch.Tensor, torch.Tenso
 )
 def test_the_demo_draws_what_the_model_could_not(comfy: ComfyClient, steps: int, least: float, rise: float) -> None:
     """`dev.py demo --flow`, and with a fifth of its steps: the picture before and after, and its two samples."""
-    prompt = to_prompt(json.loads(FLOW.read_text(encoding="utf-8")), comfy.object_info())
+    prompt = to_prompt(json.loads(FLOW.read_text(encoding="utf-8")), comfy.first_info())
     (train,) = (each["inputs"] for each in prompt.values() if each["class_type"] == "AtelierTrain")
     assert train["steps"] == 400
     train |= {"steps": steps, "name": f"mossling_flow_{steps}"}

@@ -74,7 +74,7 @@ def test_a_workflow_gives_the_servers_configuration(probed: ComfyServer, comfyui
             (probed.base / "input" / folder).mkdir(exist_ok=True)
     written = probed.base / "custom_nodes" / "probe" / "config.json"
     written.unlink(missing_ok=True)
-    prompt = to_prompt(workflow, client.object_info())
+    prompt = to_prompt(workflow, client.first_info())
     # ComfyUI runs outputs in no fixed order, and Dataset Preview would refuse the empty folder first.
     others = ("AtelierDatasetPreview", "AtelierSample", "PreviewAny", "PreviewImage", "SaveImage")
     result = client.queue({key: node for key, node in prompt.items() if node["class_type"] not in others})
@@ -120,7 +120,7 @@ def test_a_run_of_the_shell_is_reused_by_the_page(
     assert f"Already trained in {run.path.name}" in capsys.readouterr().out
 
     client = ComfyClient(server.url)
-    prompt = to_prompt(workflow, client.object_info())
+    prompt = to_prompt(workflow, client.first_info())
     key = next(key for key, node in prompt.items() if node["class_type"] == "AtelierTrain")
     others = ("AtelierSample", "SaveImage", "PreviewImage")
     result = client.queue({number: node for number, node in prompt.items() if node["class_type"] not in others})
@@ -166,7 +166,7 @@ def test_a_connected_model_trains_where_comfyui_is(server: ComfyServer, comfyui:
     assert (run.result() or {})["step"] == 2
 
     client = ComfyClient(server.url)
-    prompt = to_prompt(workflow, client.object_info())
+    prompt = to_prompt(workflow, client.first_info())
     others = ("AtelierSample", "SaveImage", "PreviewImage", "ImageStitch")
     result = client.queue({number: node for number, node in prompt.items() if node["class_type"] not in others})
     assert result.ok, result.error

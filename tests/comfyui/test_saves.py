@@ -129,7 +129,7 @@ def test_a_run_does_what_it_is_asked_and_resumes_when_queued_again(any_server: C
 def test_a_run_ends_where_windows_keeps_the_lora_of_its_stop_that_a_node_has_mapped(server: ComfyServer) -> None:
     """The quickstart: *Stop and keep*, Load LoRA with the file, and Run again."""
     comfy = ComfyClient(server.url)
-    prompt = to_prompt(json.loads(QUICKSTART.read_text(encoding="utf-8")), comfy.object_info())
+    prompt = to_prompt(json.loads(QUICKSTART.read_text(encoding="utf-8")), comfy.first_info())
     shorten(prompt, AtelierSample={"width": 64, "height": 64, "steps": 1, "hires.steps": 1})
     shorten(prompt, AtelierTrain={"name": "windows", "steps": 8, "resolution": 64}, AtelierSaves={"sample_steps": 1})
 

@@ -87,7 +87,7 @@ def test_the_first_template_is_one_node_and_a_picture() -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_fits_the_nodes(any_server: ComfyServer, path: Path) -> None:
-    info = ComfyClient(any_server.url).object_info()
+    info = ComfyClient(any_server.url).first_info()
     workflow = json.loads(path.read_text(encoding="utf-8"))
     for nodes, links in canvases(workflow):
         check_fit(info, nodes, links)
@@ -134,7 +134,7 @@ def test_the_nodes_of_a_workflow_do_not_overlap(path: Path) -> None:
     ("path", "files"), [(START, ["my_first_lora"]), (QUICKSTART, ["mossling"]), (TOUR, ["before_after", "loss"])]
 )
 def test_a_workflow_of_the_toy_model_leads_to_pictures(comfy: ComfyClient, path: Path, files: list[str]) -> None:
-    prompt = to_prompt(json.loads(path.read_text(encoding="utf-8")), comfy.object_info())
+    prompt = to_prompt(json.loads(path.read_text(encoding="utf-8")), comfy.first_info())
     shorten(
         prompt,
         AtelierTrain={"steps": 2, "resolution": 64},
@@ -162,7 +162,7 @@ def test_a_workflow_of_the_toy_model_leads_to_pictures(comfy: ComfyClient, path:
 )
 def test_a_workflow_of_a_family_leads_to_a_picture(comfy: ComfyClient, pictures: Path, path: Path) -> None:
     """On the toy models, and with few steps; what is left open is what suits them."""
-    prompt = to_prompt(on_toy_models(path), comfy.object_info())
+    prompt = to_prompt(on_toy_models(path), comfy.first_info())
     shorten(
         prompt,
         AtelierConceptDataset={"folder": pictures.name},
@@ -178,7 +178,7 @@ def test_a_workflow_of_a_family_leads_to_a_picture(comfy: ComfyClient, pictures:
 
 @pytest.mark.skipif(not TINY_FLOW.exists(), reason="needs the tiny flow model")
 def test_a_training_adapter_is_made_of_pictures_that_its_model_draws(comfy: ComfyClient, server: ComfyServer) -> None:
-    prompt = to_prompt(on_toy_models(ADAPTER), comfy.object_info())
+    prompt = to_prompt(on_toy_models(ADAPTER), comfy.first_info())
     shorten(
         prompt,
         AtelierDrawnPictures={"of.prompt": "a red circle", "pictures": 2, "width": 64, "height": 64, "steps": 2},
@@ -193,7 +193,7 @@ def test_a_training_adapter_is_made_of_pictures_that_its_model_draws(comfy: Comf
 @pytest.mark.parametrize("path", WRITING, ids=lambda path: path.stem)
 def test_a_workflow_writes_beside_each_picture(comfy: ComfyClient, pictures: Path, path: Path) -> None:
     """With a stand-in for the model, as what it says is not ours."""
-    prompt = to_prompt(json.loads(path.read_text(encoding="utf-8")), comfy.object_info())
+    prompt = to_prompt(json.loads(path.read_text(encoding="utf-8")), comfy.first_info())
     (model,) = (node for node in prompt.values() if node["class_type"] in ("TextGenerate", "SAM3_Detect"))
     slot, asked = (0, model["inputs"].get("prompt")) if model["class_type"] == "TextGenerate" else (1, "grey")
     model |= {"class_type": "Describe", "inputs": {"image": model["inputs"]["image"], "word": asked}}
@@ -228,7 +228,7 @@ def test_files_that_a_workflow_names_are_offered_for_their_folders(path: Path) -
 
 @pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 def test_a_file_to_share_is_compared_made_smaller_and_saved(comfy: ComfyClient, server: ComfyServer) -> None:
-    prompt = to_prompt(json.loads(SHARE.read_text(encoding="utf-8")), comfy.object_info())
+    prompt = to_prompt(json.loads(SHARE.read_text(encoding="utf-8")), comfy.first_info())
     nodes = {node["class_type"]: (key, node["inputs"]) for key, node in prompt.items()}
     shorten(
         prompt,
@@ -252,7 +252,7 @@ def test_a_file_to_share_is_compared_made_smaller_and_saved(comfy: ComfyClient, 
 
 @pytest.mark.parametrize("path", [TOUR, FLOW], ids=lambda path: path.stem)
 def test_the_preview_of_a_workflow_shows_what_it_trains(any_server: ComfyServer, path: Path) -> None:
-    info, plans = ComfyClient(any_server.url).object_info(), {}
+    info, plans = ComfyClient(any_server.url).first_info(), {}
     for node in json.loads(path.read_text(encoding="utf-8"))["nodes"]:
         if node["type"] in ("AtelierTrain", "AtelierDatasetPreview"):
             taken, _ = take_widgets(info[node["type"]], node["widgets_values"])
