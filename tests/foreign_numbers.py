@@ -24,6 +24,8 @@ SIZES = ((512, 512), (640, 480), (480, 640), (1024, 512), (1920, 1080))
 SIZES += ((1080, 1920), (3000, 1000), (700, 500), (333, 777), (1536, 1024))
 LEVELS = (0, 50, 100, 200, 300, 400, 500, 700, 900, 999)
 FLOW_LEVELS = (49, 99, 199, 299, 399, 499, 599, 699, 899, 998)  # times 0.05, 0.1 … 0.999
+TEXTS = ("a, b, c", "a", "a, b", "red hair, blue eyes, smile", "a photo of a cat, sitting", "A cat sits. It waits")
+TEXTS += ("(a:1.2), b", "猫, 犬", "café, naïve", "1girl, solo, long hair (style)")
 SHARES = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)  # of draws below each time
 
 

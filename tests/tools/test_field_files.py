@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_numbers import SHARES, buckets, captions, opened, schedule, shares, weights
+from foreign_numbers import SHARES, TEXTS, buckets, captions, opened, schedule, shares, weights
 
 from lora_atelier.trainer_core.config import RunConfig, read_in_a_shell
 from lora_atelier.trainer_core.optim.build import arguments, optimizer_class
@@ -79,7 +79,7 @@ def trains_by(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
         "schedule": lambda: schedule(config, expected.get("length", 1000), expected.get("late", 1)),
         "options": lambda: {name: options(config).get(name, value) for name, value in expected["options"].items()},
         "buckets": lambda: [list(size) for size in buckets(first)],
-        "captions": lambda: sorted(captions(config, ("a, b, c",))),
+        "captions": lambda: [sorted(captions(config, (text,))) for text in TEXTS],
         "weights": lambda: weights(config, found.family),
         "levels": lambda: shares(config, expected["levels"]),
         "left": lambda: next((each for each in found.left if each.startswith(expected["left"])), ""),
