@@ -17,6 +17,7 @@ from lora_atelier.nodes.comfyui.connected.model import ConnectedSource
 from lora_atelier.trainer_core.config import BaseModelConfig, ConnectedConfig
 
 KEPT = 8  # linked models
+FRAMES = {"mochi": 6, "ltxv": 8, "ltxav": 8, "cosmos_t2v": 8}  # of a clip, for each step behind the first; else 4
 
 
 class DrawnClip:
@@ -56,7 +57,7 @@ class PooledVae:
         self.latent_channels = form.latent_channels
         self.pixels = self.EFFNET if row == "cascade_c" else form.spacial_downscale_ratio
         self.latent_dim = form.latent_dimensions
-        self.time = getattr(form, "temporal_downscale_ratio", 4)  # frames for each step behind the first
+        self.time = FRAMES.get(row, 4)
         self.first_stage_model = nn.Identity()
         self.patcher = SimpleNamespace(model=self.first_stage_model)
 

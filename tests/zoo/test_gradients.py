@@ -9,7 +9,7 @@ import torch
 from zoo import trial
 from zoo.again import again
 from zoo.trial import Trial, apart
-from zoo.zoo import ZOO
+from zoo.zoo import CLIPS, ZOO
 
 from lora_atelier.nodes.comfyui.connected import gradients
 from lora_atelier.trainer_core.memory import activations_in_ram, copied_before_written, recompute
@@ -60,6 +60,12 @@ def test_gradients_are_central_differences(name):
         check(trial, found)
         recompute(trial.units, "full", copies=True)
         assert apart(trial.gradients(), found) < 1e-9
+
+
+@pytest.mark.parametrize("name", again(*CLIPS))
+def test_gradients_of_clips_are_central_differences(name):
+    """Of models that the rows above try on pictures alone; the others of video have two steps in time there."""
+    test_gradients_are_central_differences(name)
 
 
 def test_gradients_with_references_are_central_differences(monkeypatch):

@@ -974,7 +974,14 @@ BASES = {  # models of the rows above with channels for a mask or another pictur
         "HunyuanVideoSkyreelsI2V", VIDEO, (8, 48), HUNYUAN_VIDEO | {"in_channels": 32}, 32, kind="hunyuan_video"
     ),
 }
+CLIPS = {  # of the architectures above, on latents of several steps in time, which these rows lack there
+    "cosmos_predict2_clip": Row("CosmosT2IPredict2", VIDEO, (8, 48), COSMOS_PREDICT2, kind="cosmos_predict2"),
+    "kandinsky5_video": Row(
+        "Kandinsky5", VIDEO, (8, 48), KANDINSKY5 | {"visual_embed_dim": 132}, 32, kind="kandinsky5"
+    ),
+}
 BASES = {name: row for name, row in BASES.items() if hasattr(comfy.supported_models, row.cls)}
+CLIPS = {name: row for name, row in CLIPS.items() if hasattr(comfy.supported_models, row.cls)}
 ZOO = {name: row for name, row in ROWS.items() if hasattr(comfy.supported_models, row.cls)} | ODD  # of this ComfyUI
 OF_EACH_KIND = {"epsilon": "sd15", "v_prediction": "hunyuan_dit", "affine": "cosmos_t2v", "flow": "flux_dev"}
 # Rows that differ from another one in sizes alone, or by what the passes of test_session.py have of their own.
@@ -986,8 +993,8 @@ VARIANTS = (
 
 
 def row_of(name: str) -> Row:
-    """Find a row of the zoo, or of its bases with further channels."""
-    return ZOO.get(name) or BASES[name]
+    """Find a row of the zoo, of its clips, or of its bases with further channels."""
+    return ZOO.get(name) or CLIPS.get(name) or BASES[name]
 
 
 def build(

@@ -75,6 +75,18 @@ def test_the_thumbnail_is_the_first_prompt_of_the_last_samples(run, tmp_path):
     assert "step-00000009-1.png" not in describe_in_detail(run.path)["samples"]
 
 
+def test_clips_are_samples_too(run):
+    """They are listed, packed, and stand for a run, as pictures do."""
+    clip = run.path / "samples" / "step-00000005-1-17f.webp"
+    Image.new("RGB", (8, 8)).save(clip)
+    for other in ("step-00000006-1.webp", "step-00000006-1-17f.png", "step-00000006-1-17f.webp.txt"):
+        (run.path / "samples" / other).write_bytes(b"")
+    assert thumbnail_of(run) == clip
+    assert describe_in_detail(run.path)["samples"][-1] == clip.name
+    name = write_archive(run, save_to_export(run, None), data := io.BytesIO())
+    assert f"{name}/samples/{clip.name}" in zipfile.ZipFile(data).namelist()
+
+
 def test_a_title_is_one_short_line_and_the_folder_keeps_its_name(run):
     before = run.path.name
     run.rename("  My moss  ")
