@@ -2,6 +2,7 @@
 
 from .algorithms import ALGORITHMS, ELSEWHERE
 from .base import Config
+from .clips import OPEN_RATE, ClipConfig
 from .dataset import (
     MASK_SUFFIX,
     MOST_CONTROLS,
@@ -50,6 +51,7 @@ __all__ = [
     "MOST_LORAS",
     "ONE_EACH",
     "OPEN",
+    "OPEN_RATE",
     "OPTIMIZERS",
     "SPATIAL",
     "STAYING",
@@ -60,6 +62,7 @@ __all__ = [
     "BucketConfig",
     "CaptionConfig",
     "CaptionSource",
+    "ClipConfig",
     "ConceptConfig",
     "Config",
     "ConnectedConfig",

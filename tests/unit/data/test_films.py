@@ -1,0 +1,176 @@
+"""Films are read frame by frame, as they are shown, or refused in a few words."""
+
+import io
+import sys
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+from films import SIZE, animated, film, grey, number_of, turned
+from PIL import Image
+
+from lora_atelier.trainer_core.common.cancel import cancellable
+from lora_atelier.trainer_core.data import films
+from lora_atelier.trainer_core.data.films import FilmError, examine_film, has_decoder, read_frames
+
+KINDS = {
+    "mp4, H.264": {},
+    "mov, MPEG-4": {"format": "mov", "codec": "mpeg4"},
+    "mkv, MPEG-4": {"format": "matroska", "codec": "mpeg4"},
+    "webm, VP9": {"format": "webm", "codec": "libvpx-vp9"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_film_has_its_frames(kind):
+    content = film(10, **KINDS[kind])
+    found = examine_film(content)
+    assert (found.width, found.height, found.frames, found.rate) == (*SIZE, 10, 24.0)
+    assert not found.has_alpha and not found.has_sound and not found.times
+    read = dict(read_frames(content, {7, 0, 3}))
+    assert list(read) == [0, 3, 7] and [number_of(image) for image in read.values()] == [0, 3, 7]
+    assert {(image.size, image.mode) for image in read.values()} == {(SIZE, "RGB")}
+
+
+def test_frames_are_those_that_comfyuis_way_of_reading_gives():
+    """Its LoadVideo asks PyAV for rgb24, as here."""
+    draws = np.random.default_rng(0)
+    content = film(4, draw=lambda _: draws.integers(0, 256, (48, 64, 3), dtype=np.uint8))
+    with av.open(io.BytesIO(content)) as container:
+        expected = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    found = [np.asarray(image) for _, image in read_frames(content, range(4))]
+    assert all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP"])
+def test_an_animated_picture_has_its_frames(format):
+    content = animated(6, format=format)
+    found = examine_film(content)
+    assert (found.width, found.height, found.frames, found.rate, found.format) == (*SIZE, 6, 10.0, format)
+    assert [number_of(image) for _, image in read_frames(content, range(6))] == list(range(6))
+
+
+def test_uneven_times_are_kept():
+    content = film(5, rate=10, times=[0, 1, 5, 6, 9])
+    assert examine_film(content).times == (0.0, 0.1, 0.5, 0.6, 0.9)
+    assert examine_film(animated(3, duration=[100, 400, 100])).times == (0.0, 0.1, 0.5)
+
+
+@pytest.mark.parametrize("degrees, corner", [(90, (-1, 0)), (180, (-1, -1)), (270, (0, -1))])
+def test_a_film_that_is_turned_is_read_upright(degrees, corner):
+    """The upper left corner is bright, and lies elsewhere once the film is turned clockwise."""
+
+    def draw(_):
+        shown = np.zeros((48, 64, 3), np.uint8)
+        shown[:16, :16] = 255
+        return shown
+
+    content = turned(film(2, draw=draw), degrees)
+    found = examine_film(content)
+    assert (found.width, found.height) == (SIZE if degrees == 180 else SIZE[::-1])
+    ((_, image),) = read_frames(content, [0])
+    x, y = corner
+    pixels = np.asarray(image.convert("L"))
+    assert pixels[y * 4, x * 4] > 200 and image.size == (found.width, found.height)
+    assert (pixels > 128).mean() == pytest.approx(16 * 16 / 64 / 48, abs=0.02)
+
+
+def test_transparency_is_laid_on_the_background():
+    def draw(_):
+        shown = np.full((48, 64, 4), 255, np.uint8)
+        shown[:, 32:, 3] = 0
+        return shown
+
+    for kind, codec, pixels in (("matroska", "ffv1", "bgra"), ("webm", "libvpx-vp9", "yuva420p")):
+        content = film(2, format=kind, codec=codec, pixels=pixels, draw=draw)
+        assert examine_film(content).has_alpha
+        ((_, image),) = read_frames(content, [1], "black")
+        shown = np.asarray(image)
+        assert shown[:, :28].min() > 240 and shown[:, 36:].max() < 15, codec
+    assert examine_film(animated(format="WEBP", alpha=True)).has_alpha
+
+
+def test_sound_is_noticed_and_a_film_of_one_frame_is_one():
+    assert examine_film(film(3, sound=True)).has_sound
+    assert examine_film(film(1)).frames == 1
+
+
+def test_pixels_that_are_no_squares_are_stretched():
+    for shape, width in ((2, 128), (Fraction(1, 2), 32), (9, 64)):
+        found = examine_film(film(2, shape=shape))
+        assert (found.width, found.height) == (width, 48)
+    found = examine_film(turned(film(2, shape=2), 90))
+    assert (found.width, found.height) == (48, 128)
+
+
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        (b"", "an empty file"),
+        (b"ffconcat version 1.0\nfile '/etc/passwd'\n", "not a video"),
+        (b"#EXTM3U\nhttp://127.0.0.1/a.ts\n", "not a video"),
+        (b"\xff\xd8\xff\xe0" + bytes(100), "not a video"),
+        (b"RIFF" + bytes(40), "not a picture"),
+        (b"\0\0\0\x20ftypisom" + bytes(100), "damaged or truncated"),
+        (b"\x1aE\xdf\xa3" + bytes(100), "damaged or truncated"),
+        (film(30)[:-900], "no video stream is in it, or it is damaged"),
+        (animated()[:200], "damaged or truncated"),
+    ],
+)
+def test_what_is_no_film_is_refused_in_a_few_words(content, why):
+    with pytest.raises(FilmError, match=why):
+        examine_film(content)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"faststart": True}, {"format": "matroska", "codec": "mpeg4"}], ids=["mp4", "mkv"]
+)
+def test_a_film_that_ends_early_says_how_much_there_is(settings):
+    draws = np.random.default_rng(0)
+    whole = film(30, draw=lambda _: draws.integers(0, 256, (48, 64, 3), dtype=np.uint8), **settings)
+    with pytest.raises(FilmError, match=r"truncated: \d+ of about (29|30) frames"):
+        examine_film(whole[: len(whole) // 2])
+
+
+def test_too_many_frames_or_pixels_are_refused(monkeypatch):
+    monkeypatch.setattr(films, "MOST_FRAMES", 8)
+    with pytest.raises(FilmError, match="more than 8 frames; cut it into shorter clips"):
+        examine_film(film(10, format="matroska", codec="mpeg4"))
+    with pytest.raises(FilmError, match="more than 8 frames"):
+        examine_film(animated(10))
+    monkeypatch.setattr(films, "MOST_FRAMES", 100)
+    monkeypatch.setattr(films, "MOST_PIXELS", 64 * 48 * 9)
+    with pytest.raises(FilmError, match="more than 9 frames of 64x48"):
+        examine_film(film(10))
+    monkeypatch.setattr(films, "LARGEST", 64 * 48 - 1)
+    with pytest.raises(FilmError, match="too many pixels"):
+        examine_film(film(2))
+
+
+def test_a_frame_that_is_gone_is_named():
+    with pytest.raises(FilmError, match="no frame 12"):
+        list(read_frames(film(10), [2, 12]))
+
+
+def test_a_cancel_ends_the_reading():
+    class Stopped(Exception):
+        pass
+
+    def stop():
+        raise Stopped
+
+    with cancellable(stop), pytest.raises(Stopped):
+        examine_film(film(3))
+
+
+def test_without_pyav_animated_pictures_are_read_all_the_same(monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert not has_decoder()
+    assert examine_film(animated()).frames == 6
+
+
+def test_the_look_is_that_of_the_first_frame():
+    content = film(3, codec="mpeg4", draw=lambda n: np.asarray(Image.effect_noise(SIZE, 40 + n).convert("RGB")))
+    assert len(examine_film(content).look.hash) == 16
+    assert grey(1) - grey(0) == 8

@@ -1,0 +1,296 @@
+"""Decode the frames of films: video files by PyAV, animated pictures by Pillow; bounded in time and memory.
+
+A film's bytes are handed to one demuxer that its first bytes choose, so no file name, address or playlist is followed
+and no other program runs.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from ..common.axes import Size
+from ..common.cancel import look
+from .images import DECODER_ERRORS, LARGEST, decoder_error, flatten, strict_decoding
+from .looks import Look, look_at
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+
+FILM_EXTENSIONS = frozenset((".mp4", ".m4v", ".mov", ".mkv", ".webm"))
+ANIMATED = ("GIF", "WEBP")  # formats of pictures that move, as Pillow names them
+PACKAGE = "av"  # that decodes films
+MOST_FRAMES = 20_000  # of a film
+MOST_PIXELS = 2**36  # of all its frames together: 8000 frames of 4K
+MOST_PACKETS = 4 * MOST_FRAMES  # of the video stream
+MOST_STRETCHED = 4.0  # pixels that are wider or narrower than this are taken for squares
+EVEN = 0.5  # of a frame: how far the times of an even film lie from those of its rate
+USUAL_TIME = 0.1  # seconds: a frame of a GIF that states no time, as browsers show it
+_TURNS = {
+    90: Image.Transpose.ROTATE_90,
+    180: Image.Transpose.ROTATE_180,
+    -180: Image.Transpose.ROTATE_180,
+    -90: Image.Transpose.ROTATE_270,
+}
+_WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # codecs whose usual decoder leaves alpha out -> one that reads it
+_CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
+
+
+class FilmError(ValueError):
+    """A film cannot be used; the text is a few words that say why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilmFile:
+    """Properties of a film's file."""
+
+    width: int  # pixels, upright, with square pixels
+    height: int
+    frames: int
+    rate: float  # frames per second, on average
+    has_alpha: bool
+    has_sound: bool
+    format: str
+    times: tuple[float, ...] = ()  # seconds, of each frame; () where they are even
+    look: Look = field(default_factory=Look)  # of the first frame
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A frame as it is decoded: its time in seconds, and its picture once it is asked for."""
+
+    time: float
+    of: Any  # an av.VideoFrame, or a picture
+    shape: float = 1.0  # width of a pixel per height
+
+    def picture(self, background: str) -> Image.Image:
+        """Draw it upright as RGB, with square pixels."""
+        if isinstance(self.of, Image.Image):
+            return flatten(self.of, background)
+        image = flatten(
+            Image.fromarray(self.of.to_ndarray(format="rgba" if _has_alpha(self.of) else "rgb24")), background
+        )
+        if self.shape != 1:
+            image = image.resize((max(1, round(image.width * self.shape)), image.height), Image.Resampling.LANCZOS)
+        turn = _TURNS.get(round(self.of.rotation))
+        return image if turn is None else image.transpose(turn)
+
+
+def has_decoder() -> bool:
+    """Tell whether PyAV is installed."""
+    try:
+        import av  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def examine_film(data: bytes, background: str = "white") -> FilmFile:
+    """Decode a film as completely as training may, and return its properties; raises FilmError."""
+    times: list[float] = []
+    first: Image.Image | None = None
+    with _opened(data) as film:
+        for frame in film.frames():
+            times.append(frame.time)
+            if first is None:
+                first = frame.picture(background)
+        if first is None:
+            raise FilmError("no frame in it can be decoded")
+        film.check_whole(len(times))
+        rate = film.rate or _rate_of(times)
+        return FilmFile(
+            width=first.width,
+            height=first.height,
+            frames=len(times),
+            rate=round(rate, 4),
+            has_alpha=film.has_alpha,
+            has_sound=film.has_sound,
+            format=film.format,
+            times=() if _are_even(times, rate) else tuple(round(time - times[0], 4) for time in times),
+            look=look_at(first),
+        )
+
+
+def read_frames(data: bytes, wanted: Collection[int], background: str = "white") -> Iterator[tuple[int, Image.Image]]:
+    """Yield each wanted frame of a film with its number, in the order of the film; raises FilmError."""
+    left = set(wanted)
+    with _opened(data) as film:
+        for number, frame in enumerate(film.frames()):
+            if number in left:
+                left.remove(number)
+                yield number, frame.picture(background)
+            if not left:
+                return
+    raise FilmError(f"it has no frame {min(left)} any more")
+
+
+# --- kinds of films -------------------------------------------------------------------------------------------
+
+
+def _demuxer(data: bytes) -> str:
+    """Choose what reads a film by its first bytes."""
+    if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
+        return "mov"
+    if data[:4] == b"\x1aE\xdf\xa3":
+        return "matroska"
+    if data[:4] in (b"GIF8", b"RIFF"):
+        return "picture"
+    raise FilmError("not a video of mp4, mov, mkv or webm")
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[_Video | _Animated]:
+    """Open a film; errors of the decoders become FilmError."""
+    if not data:
+        raise FilmError("an empty file")
+    if _demuxer(data) == "picture":
+        with _pillow_errors(), strict_decoding(), Image.open(io.BytesIO(data), formats=ANIMATED) as image:
+            yield _Animated(image)
+        return
+    import av
+    from av.error import FFmpegError
+
+    try:
+        with av.open(
+            io.BytesIO(data), format=_demuxer(data), container_options={"enable_drefs": "0"}, metadata_errors="replace"
+        ) as container:
+            yield _Video(container)
+    except (FFmpegError, EOFError, OverflowError) as error:
+        raise FilmError("damaged or truncated") from error
+    except MemoryError as error:
+        raise FilmError("too little memory to decode it") from error
+
+
+@contextmanager
+def _pillow_errors() -> Iterator[None]:
+    try:
+        yield
+    except FilmError:
+        raise
+    except DECODER_ERRORS as error:
+        raise FilmError(decoder_error(error)) from error
+
+
+class _Animated:
+    """A picture that moves."""
+
+    has_sound = False
+
+    def __init__(self, image: Image.Image) -> None:
+        self._image = image
+        self.format, self.has_alpha = image.format or "", False
+        self.rate = 0.0
+        _check_size(image.size, getattr(image, "n_frames", 1))
+
+    def frames(self) -> Iterator[_Frame]:
+        """Yield its frames, each laid on those before it."""
+        time = 0.0
+        for number in range(getattr(self._image, "n_frames", 1)):
+            look()
+            self._image.seek(number)
+            self._image.load()
+            shown = self._image.copy()
+            self.has_alpha = self.has_alpha or shown.has_transparency_data
+            yield _Frame(time, shown)
+            time += (self._image.info.get("duration") or 0) / 1000 or USUAL_TIME
+
+    def check_whole(self, frames: int) -> None:
+        """Pass: Pillow refuses what ends early."""
+
+
+class _Video:
+    """The first video stream of a file."""
+
+    def __init__(self, container: InputContainer) -> None:
+        if not container.streams.video:
+            raise FilmError("no video stream is in it, or it is damaged")
+        self._container = container
+        self._stream = stream = container.streams.video[0]
+        if not stream.codec_context:
+            raise FilmError("its codec is unknown")
+        self.format, self.has_sound = container.format.name, bool(container.streams.audio)
+        self.rate = float(stream.average_rate or 0)
+        _check_size((stream.codec_context.width, stream.codec_context.height), stream.frames)
+        self._decoder = self._choose_decoder()
+        self.has_alpha = False
+        self._size: Size | None = None
+
+    def _choose_decoder(self) -> Any:
+        """Choose a decoder that reads alpha, where the file says that there is some."""
+        import av
+
+        own = self._stream.codec_context
+        name = _WITH_ALPHA.get(own.codec.name, "")
+        if self._stream.metadata.get("alpha_mode") == "1" and name in av.codecs_available:
+            own = av.CodecContext.create(name, "r")
+        own.options = {"max_pixels": str(LARGEST)}
+        own.thread_type = "AUTO"
+        return own
+
+    def frames(self) -> Iterator[_Frame]:
+        """Yield its frames in the order in which they are seen."""
+        found, shape = 0, float(self._stream.sample_aspect_ratio or 1)
+        shape = shape if 1 / MOST_STRETCHED <= shape <= MOST_STRETCHED else 1.0
+        for packets, packet in enumerate(self._container.demux(self._stream)):
+            look()
+            if packets > MOST_PACKETS:
+                raise FilmError(f"more than {MOST_FRAMES} frames; cut it into shorter clips")
+            for frame in self._decoder.decode(packet if packet.size else None):
+                found += 1
+                if self._size is None:
+                    self._size = frame.width, frame.height
+                    self.has_alpha = _has_alpha(frame)
+                if (frame.width, frame.height) != self._size:
+                    raise FilmError("its frames change their size")
+                _check_size(self._size, found)
+                if frame.pts is None or not self._stream.time_base:
+                    time = (found - 1) / self.rate if self.rate else float(found - 1)
+                else:
+                    time = float(frame.pts * self._stream.time_base)
+                yield _Frame(time, frame, shape)
+
+    def check_whole(self, frames: int) -> None:
+        """Raise FilmError where the file says that it has clearly more than these frames."""
+        promised = self._stream.frames or math.floor(_seconds(self._stream.metadata.get("DURATION", "")) * self.rate)
+        if frames < 0.9 * promised - 1:
+            raise FilmError(f"truncated: {frames} of about {promised} frames can be decoded")
+
+
+def _has_alpha(frame: Any) -> bool:
+    """Tell whether a frame of PyAV has an alpha channel."""
+    return any(component.is_alpha for component in frame.format.components)
+
+
+def _seconds(clock: str) -> float:
+    """Read 00:01:02.5, 0 from anything else."""
+    match = _CLOCK.match(clock)
+    return int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3]) if match else 0.0
+
+
+def _check_size(size: Size, frames: int) -> None:
+    """Raise FilmError for more pixels or frames than are read."""
+    pixels = size[0] * size[1]
+    if pixels > LARGEST:
+        raise FilmError("too many pixels")
+    if frames > MOST_FRAMES:
+        raise FilmError(f"more than {MOST_FRAMES} frames; cut it into shorter clips")
+    if pixels * frames > MOST_PIXELS:
+        raise FilmError(f"more than {MOST_PIXELS // pixels} frames of {size[0]}x{size[1]}; cut it into shorter clips")
+
+
+def _rate_of(times: list[float]) -> float:
+    """Compute the average rate from the times of frames."""
+    seconds = times[-1] - times[0]
+    return (len(times) - 1) / seconds if seconds > 0 else 1.0
+
+
+def _are_even(times: list[float], rate: float) -> bool:
+    """Tell whether frames come as evenly as their rate says."""
+    return all(abs((time - times[0]) * rate - number) < EVEN for number, time in enumerate(times))
