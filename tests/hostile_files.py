@@ -11,9 +11,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from films import animated, film
 from PIL import Image
 from run_folders import make_run
 
@@ -21,6 +23,7 @@ from lora_atelier.trainer_core.common.json_files import DEEPEST, LARGEST, read_j
 from lora_atelier.trainer_core.common.tensor_tree import DISK_ERRORS, load_state
 from lora_atelier.trainer_core.config import MaskConfig
 from lora_atelier.trainer_core.config.prompt_lines import MOST_PROMPTS, parse_prompts
+from lora_atelier.trainer_core.data.films import MOST_FRAMES, FilmError, examine_film
 from lora_atelier.trainer_core.data.images import DECODER_ERRORS, load_picture
 from lora_atelier.trainer_core.data.images import LARGEST as MOST_PIXELS
 from lora_atelier.trainer_core.data.masks import read_mask
@@ -185,6 +188,32 @@ def picture(draw: random.Random) -> bytes:
     return spoiled(bytes(content), draw)
 
 
+@cache
+def films() -> tuple[bytes, ...]:
+    """Write a film of each kind, once."""
+    kinds = (("mp4", "libx264"), ("mov", "mpeg4"), ("matroska", "mpeg4"), ("webm", "libvpx-vp9"))
+    written = (film(8, format=kind, codec=codec) for kind, codec in kinds)
+    return (*written, film(8, faststart=True), animated(4), animated(4, format="WEBP"))
+
+
+def moving(draw: random.Random) -> bytes:
+    """Spoil a film, mostly by single bytes, so that it still looks like one."""
+    content = bytearray(draw.choice(films()))
+    for _ in range(draw.randint(0, 12)):
+        content[draw.randrange(len(content))] = draw.choice([0, 1, 127, 128, 255, draw.randrange(256)])
+    if draw.random() < 0.3:
+        at = draw.randrange(len(content) - 4)
+        content[at : at + 4] = draw.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0"])
+    if draw.random() < 0.2:
+        playlists = (
+            b"ffconcat version 1.0\nfile /etc/passwd\n",
+            b"#EXTM3U\nfile:///etc/passwd\n",
+            b"concat:/etc/passwd",
+        )
+        return draw.choice(playlists) + bytes(content)
+    return spoiled(bytes(content), draw) if draw.random() < 0.5 else bytes(content)
+
+
 SETTINGS = (
     'learning_rate = [1, 2]\nnetwork_module = "networks.lora"\ndataset_config = "/etc/passwd"\nnetwork_dim = 8\n',
     '[general]\nresolution = 512\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = "a"\nnum_repeats = 1\n',
@@ -286,6 +315,16 @@ READERS = {
     ),
     "picture": Reader(
         load_picture, picture, ("a.png", "a.jpg", "a.gif"), MOST_PIXELS, 1, 0, mebibytes=1200, errors=DECODER_ERRORS
+    ),
+    "clip": Reader(
+        lambda path: examine_film(path.read_bytes()),
+        moving,
+        ("a.mp4", "a.webm"),
+        MOST_PIXELS,
+        MOST_FRAMES,
+        0,
+        mebibytes=1200,
+        errors=(FilmError,),
     ),
     "mask": Reader(
         lambda path: read_mask(path, MaskConfig()),
