@@ -3,6 +3,7 @@
 from .average import AtelierAverageSaves
 from .base_model import AtelierLoadBaseModel
 from .captions import AtelierCaptions
+from .clips import AtelierClips
 from .comfyui import failures, shown
 from .comfyui.folders import register_assets
 from .comfyui.tiny import register_tiny_model
@@ -87,6 +88,7 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierWriteCaptions,
     AtelierWriteMasks,
     AtelierCaptionInstruction,
+    AtelierClips,
 ]
 
 

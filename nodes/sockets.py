@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io, ui
 
 from ..trainer_core.config import (
     CaptionConfig,
+    ClipConfig,
     DatasetConfig,
     LoraConfig,
     MemoryConfig,
@@ -36,6 +37,7 @@ CONTENTS: dict[str, tuple[type, str]] = {
     "ATELIER_DATASET": (DatasetConfig, "Concept Dataset"),
     "ATELIER_CAPTIONS": (CaptionConfig, "Captions"),
     "ATELIER_PICTURES": (PicturePart, "Pictures"),
+    "ATELIER_CLIPS": (ClipConfig, "Clips"),
     "ATELIER_OPTIMIZER": (OptimizerConfig, "Optimizer"),
     "ATELIER_SCHEDULER": (SchedulerConfig, "Scheduler"),
     "ATELIER_LORA_CONFIG": (LoraConfig, "LoRA Config"),

@@ -71,7 +71,11 @@ class PooledVae:
         means = F.avg_pool2d(pixels.movedim(-1, 1) * 2 - 1, self.pixels)
         weights = torch.linspace(-1, 1, self.latent_channels * 3).view(self.latent_channels, 3)
         latents = torch.einsum("cs,bshw->bchw", weights, means)
-        return latents[:, :, None] if self.latent_dim == 3 else latents
+        if self.latent_dim != 3:
+            return latents
+        # As ComfyUI's VAEs of clips: a batch is a clip, its first frame stands alone, and the others are in groups.
+        groups = [latents[:1], *(latents[1:].split(self.time) if len(latents) > 1 else ())]
+        return torch.stack([group.mean(dim=0) for group in groups], dim=1)[None]
 
     def decode(self, latents: Tensor) -> Tensor:
         clip = latents.ndim == 5

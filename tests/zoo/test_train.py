@@ -33,7 +33,7 @@ from lora_atelier.trainer_core.config import BeneathConfig, MemoryConfig, Sample
 from lora_atelier.trainer_core.models import LatentFormat
 from lora_atelier.trainer_core.preflight import measured
 
-PICTURES = LatentFormat(channels=4, pixels=8, step=8)
+PICTURES = LatentFormat(channels=4, pixels=8, step=8, frames=4)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Rows that training cannot follow, or not without other pictures, and what the sentence says.
 REFUSED = {

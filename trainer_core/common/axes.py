@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Size = tuple[int, int]  # width and height of a picture, in pixels
+Shape = tuple[int, ...]  # of what is trained: a picture's Size, or width, height and frames of a clip
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}  # by the number of axes
 
 
-def size_text(size: Size) -> str:
-    """Write a size as people do: 832x480."""
+def size_text(size: Shape) -> str:
+    """Write a size as people do: 832x480, and 832x480x33 for a clip of 33 frames."""
     return "x".join(map(str, size))
 
 
@@ -26,12 +27,12 @@ class Framing(NamedTuple):
     original: Size
     left: int
     top: int
-    size: Size
+    size: Shape
 
     @classmethod
-    def whole(cls, size: Size) -> Framing:
-        """Frame an uncropped picture, as ComfyUI does at inference."""
-        return cls(size, 0, 0, size)
+    def whole(cls, size: Shape) -> Framing:
+        """Frame an uncropped picture or clip, as ComfyUI does at inference."""
+        return cls((size[0], size[1]), 0, 0, size)
 
     @property
     def numbers(self) -> tuple[int, int, int, int, int, int]:

@@ -41,11 +41,11 @@ class ClipConfig(Config):
         "most_frames. Parts take turns from visit to visit.",
     )
     slide_frames: int = row(
-        8, "With take slide: frames from the beginning of a part to that of the next.", (1, 10_000), advanced=True
+        8, "Frames from the beginning of a part to that of the next.", (1, 10_000), acts_with=("take", ("slide",))
     )
-    parts: int = row(4, "With take uniform: parts of each clip.", (1, 1000), advanced=True)
+    parts: int = row(4, "Parts of each clip.", (1, 1000), acts_with=("take", ("uniform",)))
     most_frames: int = row(
-        81, "With take full: frames of a clip at most. More need more memory.", (1, MOST_TAKEN), advanced=True
+        81, "Frames of a clip at most. More need more memory.", (1, MOST_TAKEN), acts_with=("take", ("full",))
     )
     # Of the model: frames beyond the first come in groups of so many; 0: it draws single pictures.
     step: int = 0

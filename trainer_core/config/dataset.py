@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from .base import Config, check_path, check_text
+from .clips import ClipConfig
 from .rows import for_reader, needed, row
 
 MASK_SUFFIX = "-masklabel.png"  # of masks beside pictures; files with it are never trained as pictures
@@ -425,11 +426,17 @@ class ConceptConfig(Config):
     augment: AugmentConfig | None = None
     masks: MaskConfig | None = None
     controls: ControlConfig | None = None
+    clips: ClipConfig | None = None  # None: clips are not taken, or as suits the model
 
     @property
     def keeps_prediction(self) -> bool:
         """Tell whether these captions keep the base model's prediction, so that the pictures teach nothing."""
         return self.role == "prior_prediction"
+
+    @property
+    def takes_clips(self) -> bool:
+        """Tell whether the model is one of clips; False where the model is not known."""
+        return self.clips is not None and self.clips.step > 0
 
     @property
     def paired(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .algorithms import ALGORITHMS
+from .clips import OPEN_RATE, ClipConfig
 from .dataset import BucketConfig, ConceptConfig, DatasetConfig
 from .model import BaseModelConfig
 from .network import AUTO, LoraConfig, Preset
@@ -34,6 +35,8 @@ class Defaults:
     step: int = 64  # pixels; sides of buckets are multiples of it
     caption_dropout: float = 0.05  # of pictures that are trained, 0..1
     guidance: float | None = None  # distilled guidance in training; None where the model takes none
+    clip_step: int = 0  # frames of a clip per latent frame after the first; 0: the model draws single pictures
+    clip_rate: float = 0.0  # frames per second that it was made for
 
 
 def fill(config: RunConfig, defaults: Defaults) -> RunConfig:
@@ -64,13 +67,13 @@ def _encodes_live(config: RunConfig) -> bool:
 
 
 def fill_dataset(dataset: DatasetConfig, defaults: Defaults, *, live: bool = False) -> DatasetConfig:
-    """Fill in the caption dropout of every concept, 0 for those that are not trained on their pictures, and variants.
+    """Fill in how clips are taken, variants of captions, and their dropout: 0 for concepts that teach no pictures.
 
     live: captions are encoded at each step, so that they may be new at every visit.
     """
 
     def filled(concept: ConceptConfig) -> ConceptConfig:
-        captions = concept.captions
+        captions, concept = concept.captions, concept.replace(clips=fill_clips(concept.clips, defaults))
         if captions.variants == OPEN:
             captions = captions.replace(variants=0 if live else VARIANTS)
         if captions.dropout != OPEN:
@@ -80,6 +83,15 @@ def fill_dataset(dataset: DatasetConfig, defaults: Defaults, *, live: bool = Fal
         return concept.replace(captions=captions.replace(dropout=dropout))
 
     return dataset.replace(concepts=tuple(map(filled, dataset.concepts)))
+
+
+def fill_clips(clips: ClipConfig | None, defaults: Defaults) -> ClipConfig | None:
+    """Fill in the rate of clips and the frames that a model of clips takes; None stays for others."""
+    if not defaults.clip_step:
+        return clips
+    clips = clips or ClipConfig()
+    rate = defaults.clip_rate if clips.rate == OPEN_RATE else clips.rate
+    return clips.replace(rate=rate, step=defaults.clip_step)
 
 
 def fill_lora(lora: LoraConfig, defaults: Defaults) -> LoraConfig:

@@ -63,12 +63,18 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _cut(crop: Crop) -> dict[str, Any]:
+    """Write a crop plainly; pictures have no frames."""
+    parts = dataclasses.asdict(crop)
+    return parts if crop.frames else {name: part for name, part in parts.items() if name != "frames"}
+
+
 def latent_key(*, picture_digest: str, crop: Crop, background: str, vae_id: str, dtype: torch.dtype | str) -> str:
     """Compute the key of one picture's latents: content, background, crop, autoencoder, precision."""
     return _key(
         kind="latents",
         picture=picture_digest,
-        crop=dataclasses.asdict(crop),
+        crop=_cut(crop),
         background=background,
         vae=vae_id,
         dtype=str(dtype).removeprefix("torch."),
@@ -83,7 +89,7 @@ def painted_key(
         kind="painted",
         picture=picture_digest,
         mask=mask_digest,
-        crop=dataclasses.asdict(crop),
+        crop=_cut(crop),
         background=background,
         masks=masks,
         vae=vae_id,
@@ -92,9 +98,7 @@ def painted_key(
 
 def reference_key(*, picture_digest: str, crop: Crop, background: str, vae_id: str) -> str:
     """Compute the key of a control picture's latents, in the autoencoder's scale."""
-    return _key(
-        kind="reference", picture=picture_digest, crop=dataclasses.asdict(crop), background=background, vae=vae_id
-    )
+    return _key(kind="reference", picture=picture_digest, crop=_cut(crop), background=background, vae=vae_id)
 
 
 def blank_key(*, size: Size, vae_id: str) -> str:
@@ -107,7 +111,7 @@ def mask_key(*, mask_digest: str, crop: Crop, source: str, invert: bool, thresho
     return _key(
         kind="mask",
         mask=mask_digest,
-        crop=dataclasses.asdict(crop),
+        crop=_cut(dataclasses.replace(crop, frames=())),  # all frames have the same
         source=source,
         invert=invert,
         threshold=threshold,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..common.axes import Framing, Size
+from ..common.axes import Framing, Shape, Size
 from ..common.rng import generator
 from ..config import AugmentConfig
 from .buckets import NEUTRAL, Color, Point, cover
@@ -27,6 +27,12 @@ class Crop:
     flip: bool = False
     angle: float = 0.0  # degrees counter-clockwise about the centre, -90..90
     color: Color = NEUTRAL
+    frames: tuple[int, ...] = ()  # of a film, which are cut alike; () for a picture
+
+    @property
+    def shape(self) -> Shape:
+        """The bucket, with the number of frames where there are several."""
+        return (*self.bucket, len(self.frames)) if len(self.frames) > 1 else self.bucket
 
     def crop_share(self, original: Size) -> float:
         """Compute the share of the original's area that is cut off, 0..1."""
@@ -80,7 +86,7 @@ class Crop:
         left, top = self.offset
         if self.flip:
             left = self.resized[0] - left - self.bucket[0]
-        return Framing(original, left, top, self.bucket)
+        return Framing(original, left, top, self.shape)
 
 
 def _upright_share(size: Size, angle: float) -> float:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 FILM_EXTENSIONS = frozenset((".mp4", ".m4v", ".mov", ".mkv", ".webm"))
 ANIMATED = ("GIF", "WEBP")  # formats of pictures that move, as Pillow names them
 PACKAGE = "av"  # that decodes films
-MOST_FRAMES = 20_000  # of a film
+MOST_FRAMES = 20_000  # of a film: a quarter of an hour
 MOST_PIXELS = 2**36  # of all its frames together: 8000 frames of 4K
-MOST_PACKETS = 4 * MOST_FRAMES  # of the video stream
+MOST_PACKETS = 80_000  # of the video stream: one frame may come in several
 MOST_STRETCHED = 4.0  # pixels that are wider or narrower than this are taken for squares
 EVEN = 0.5  # of a frame: how far the times of an even film lie from those of its rate
 USUAL_TIME = 0.1  # seconds: a frame of a GIF that states no time, as browsers show it

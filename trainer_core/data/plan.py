@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from ..common.axes import Size
+from ..common.axes import Shape, Size
 from ..common.rng import generator, uniforms
 from ..common.wording import count, names
 from ..config import DatasetConfig, TrainConfig, setting
@@ -26,8 +26,8 @@ from .shapes import shape_of
 from .visits import cycle_starts, shuffled, trained_resolutions, visit_offsets, visit_rates
 
 Item = tuple[int, int]  # (index of the picture, number of its visit in the run)
-Group = tuple[Size, int]  # (bucket, concept, or -1 if concepts mix); samples of one group can share a batch
-_Batch = tuple[Size, tuple[Item, ...]]
+Group = tuple[Shape, int]  # (bucket, concept, or -1 if concepts mix); samples of one group can share a batch
+_Batch = tuple[Shape, tuple[Item, ...]]
 
 
 class View(NamedTuple):
@@ -62,7 +62,7 @@ class MicroBatch:
 
     index: int  # running over the run
     samples: tuple[Sample, ...]
-    bucket: Size
+    bucket: Shape
     first: int = 0  # samples of the same optimizer step in earlier micro-batches
     step_samples: int = 1  # samples of the whole optimizer step
 
@@ -75,7 +75,8 @@ class Plan:
     """The samples of a run as a pure function of the step; built by build_plan.
 
     A picture's visits are numbered through the run. Visit v takes resolution (start + v) mod n of its n resolutions,
-    and cycles through its variants in the same way, so that all are used equally often and can be cached.
+    and cycles through a clip's parts and its variants in the same way, so that all are used equally often and can be
+    cached.
     """
 
     def __init__(self, manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> None:
@@ -90,13 +91,14 @@ class Plan:
         self._offsets = visit_offsets(self.trained, manifest, train.seed)
         self._buckets = self._choose_sizes()
         self._starts = cycle_starts(len(pictures), train.seed)
+        self._first_parts = [self._first_part(i) for i in range(len(pictures))]
         self._warming: dict[Item, int] = {}  # the step of each visit in the tag warm-up
         self._texts = [self._fixed_caption(i) for i in range(len(pictures))]
         self.guarded = [
             concept.flip and any(map(mentions_side, picture.lines))
             for picture, concept in zip(pictures, self.concepts, strict=True)
         ]
-        self._crops: dict[tuple[int, int, int], Crop] = {}
+        self._crops: dict[tuple[int, int, int, int], Crop] = {}
         self.same_every_epoch = all(
             self.rates[i].denominator == 1 and len(self.resolutions[i]) == 1 for i in self.trained
         )
@@ -189,18 +191,18 @@ class Plan:
         found = {(sample.picture, sample.crop, False) for sample in self.validation}
         for picture, visits in self.visits().items():
             augment = self.concepts[picture].augment
-            most = len(self.resolutions[picture]) * (augment.variants if augment else 1)
+            most = len(self.resolutions[picture]) * self._parts(picture) * (augment.variants if augment else 1)
             most *= 2 if self._flips(picture) else 1
             most *= 2 if masked and self.manifest.pictures[picture].mask is not None else 1
-            seen: set[tuple[int, int, bool, bool]] = set()
+            seen: set[tuple[int, int, int, bool, bool]] = set()
             for visit in visits:
                 flip, use_mask = self._draws(picture, visit)
                 seen.add((*self._turn(picture, visit), flip, use_mask and masked))
                 # Every combination was there: further visits show nothing new.
                 if len(seen) == most:
                     break
-            for resolution, number, flip, use_mask in seen:
-                crop = self._crop(picture, resolution, number)
+            for resolution, number, part, flip, use_mask in seen:
+                crop = self._crop(picture, resolution, number, part)
                 found.add((picture, replace(crop, flip=True) if flip else crop, use_mask))
         return found
 
@@ -252,40 +254,40 @@ class Plan:
                     visits.setdefault(i, []).append(visit)
         return visits
 
-    def buckets(self) -> dict[Size, set[int]]:
+    def buckets(self) -> dict[Shape, set[int]]:
         """List the bucket sizes of the training pictures, sorted, and the pictures that use each."""
-        found: defaultdict[Size, set[int]] = defaultdict(set)
+        found: defaultdict[Shape, set[int]] = defaultdict(set)
         for i in self.trained:
             for resolution in range(len(self.resolutions[i])):
-                found[self._buckets[i][resolution].bucket].add(i)
+                found[self._shape(i, resolution)].add(i)
         return dict(sorted(found.items()))
 
     def batch_size(self, picture: int) -> int:
         """The size of a full batch of a picture's concept."""
         return self.concepts[picture].batch_size or self.train.batch_size
 
-    def smaller_batches(self, epoch: int) -> dict[Size, int]:
+    def smaller_batches(self, epoch: int) -> dict[Shape, int]:
         """Count the batches of an epoch that are not full, by bucket."""
-        found: defaultdict[Size, int] = defaultdict(int)
+        found: defaultdict[Shape, int] = defaultdict(int)
         for bucket, items in self._epoch(epoch):
             found[bucket] += len(items) < self.batch_size(items[0][0])
         return found
 
-    def batch_sizes(self, epoch: int) -> dict[Size, list[int]]:
+    def batch_sizes(self, epoch: int) -> dict[Shape, list[int]]:
         """List the sizes of the batches of an epoch, by bucket."""
-        sizes: defaultdict[Size, list[int]] = defaultdict(list)
+        sizes: defaultdict[Shape, list[int]] = defaultdict(list)
         for bucket, items in self._epoch(epoch):
             sizes[bucket].append(len(items))
         return dict(sorted(sizes.items()))
 
-    def fullest_batches(self) -> dict[Size, int]:
+    def fullest_batches(self) -> dict[Shape, int]:
         """Find the size of the largest batch of each bucket, over the whole run."""
         whole, rest = self._epoch_of(self.micro_batches)
         # Where all epochs are alike, the first tells of all.
         epochs = range(min(whole, 1) if self.same_every_epoch else whole)
         batches = [(group[0], items) for epoch in epochs for group, items in self._groups(epoch).items()]
         batches += self._epoch(whole)[:rest] if rest else []
-        found: dict[Size, int] = {}
+        found: dict[Shape, int] = {}
         for bucket, items in batches:
             found[bucket] = max(found.get(bucket, 0), min(len(items), self.batch_size(items[0][0])))
         return dict(sorted(found.items()))
@@ -319,8 +321,8 @@ class Plan:
         return self.concepts[picture].masks is not None and self.manifest.pictures[picture].mask is not None
 
     def first_crops(self, picture: int) -> list[Crop]:
-        """List a picture's first variant at each of its resolutions."""
-        return [self._crop(picture, resolution, 0) for resolution in range(len(self.resolutions[picture]))]
+        """List a picture's first variant, of its first part, at each of its resolutions."""
+        return [self._crop(picture, resolution, 0, 0) for resolution in range(len(self.resolutions[picture]))]
 
     def references(self, picture: int, crop: Crop) -> References:
         """List the control pictures of a picture, as the model sees them beside a crop of it; () without any."""
@@ -341,28 +343,44 @@ class Plan:
         looks = self._looks(masked=False) if any(picture.controls for picture in self.manifest.pictures) else ()
         return {each for picture, crop, _ in looks for each in self.references(picture, crop)}
 
-    def crop_in(self, picture: int, bucket: Size) -> Crop:
+    def crop_in(self, picture: int, bucket: Shape) -> Crop:
         """Find a picture's first variant in a bucket that it uses."""
-        return next(crop for crop in self.first_crops(picture) if crop.bucket == bucket)
+        return next(crop for crop in self.first_crops(picture) if crop.shape == bucket)
 
     # --- one visit --------------------------------------------------------------------------------------------
 
-    def _turn(self, picture: int, visit: int) -> tuple[int, int]:
-        """Compute (resolution, variant) of one visit."""
+    def _turn(self, picture: int, visit: int) -> tuple[int, int, int]:
+        """Compute (resolution, variant, part) of one visit."""
         resolutions, augment = len(self.resolutions[picture]), self.concepts[picture].augment
         start, other = self._starts[picture]
         if resolutions > 1 and self.train.buckets.resolution_mode == "all":
             start = 0
-        # The variant moves on after each lap, so that it meets every resolution.
+        # The part moves on after each lap, so that it meets every resolution, and the variant after each lap of parts.
         lap = visit // resolutions
-        return (start + visit) % resolutions, (other + lap) % augment.variants if augment else 0
+        laps, part = divmod(self._first_parts[picture] + lap, self._parts(picture))
+        return (start + visit) % resolutions, (other + laps) % augment.variants if augment else 0, part
 
-    def _crop(self, picture: int, resolution: int, number: int) -> Crop:
-        """Build one variant of a picture, not mirrored."""
-        key = (picture, resolution, number)
+    def _first_part(self, picture: int) -> int:
+        """Draw the part of a clip that is trained first; 0 for a picture."""
+        parts = self._parts(picture)
+        return 0 if parts == 1 else int(uniforms(self.train.seed, "part", picture)[0] * parts)
+
+    def _parts(self, picture: int) -> int:
+        """Count the parts of a clip that take turns; 1 for a picture."""
+        clip = self.manifest.pictures[picture].clip
+        return 1 if clip is None else len(clip.starts)
+
+    def _shape(self, picture: int, resolution: int) -> Shape:
+        """The bucket of a picture at one of its resolutions, with the frames of a clip."""
+        bucket, clip = self._buckets[picture][resolution].bucket, self.manifest.pictures[picture].clip
+        return bucket if clip is None or clip.length == 1 else (*bucket, clip.length)
+
+    def _crop(self, picture: int, resolution: int, number: int, part: int) -> Crop:
+        """Build one variant of a picture, or of a part of a clip, not mirrored."""
+        key = (picture, resolution, number, part)
         if key not in self._crops:
             bucket, resized = self._buckets[picture][resolution]
-            self._crops[key] = variant(
+            cut = variant(
                 self.size(picture),
                 bucket,
                 self.concepts[picture].augment,
@@ -372,14 +390,27 @@ class Plan:
                 picture=picture,
                 index=number,
             )
+            self._crops[key] = self._of_part(picture, cut, part)
         return self._crops[key]
+
+    def _of_part(self, picture: int, crop: Crop, part: int) -> Crop:
+        """Give a crop the frames of a part of a clip."""
+        clip = self.manifest.pictures[picture].clip
+        return crop if clip is None else replace(crop, frames=clip.part(part))
 
     def _validation_sample(self, picture: int) -> Sample:
         """Build the validation sample of a picture: crop about its centre or focus, plain caption, no mask."""
         bucket, resized = self._buckets[picture][0]
         crop = fit(self.size(picture), bucket, resized=resized, focus=self.manifest.pictures[picture].own.focus)
         caption = plain_caption(self.manifest.pictures[picture].lines, self.concepts[picture].captions)
-        return Sample(picture=picture, visit=0, crop=crop, caption=caption, use_mask=False, weight=1.0)
+        return Sample(
+            picture=picture,
+            visit=0,
+            crop=self._of_part(picture, crop, 0),
+            caption=caption,
+            use_mask=False,
+            weight=1.0,
+        )
 
     def _fixed_caption(self, picture: int) -> str | None:
         """Compose the only caption of a picture, None if it varies."""
@@ -448,7 +479,7 @@ class Plan:
         return groups
 
     def _group(self, picture: int, resolution: int) -> Group:
-        return self._buckets[picture][resolution].bucket, self._among(picture)
+        return self._shape(picture, resolution), self._among(picture)
 
     def _among(self, picture: int) -> int:
         """Find the concept that a picture's batches are of, -1 where concepts mix."""
@@ -503,9 +534,12 @@ class Plan:
 
     def _merge(self, choices: list[list[BucketChoice]]) -> None:
         """Move the pictures of buckets that cannot fill a batch to the nearest bucket of the same resolution."""
-        among = [self._among(i) for i in range(len(self.manifest.pictures))]
+        clips = [picture.clip for picture in self.manifest.pictures]
+        among = [(self._among(i), clip.length if clip else 1) for i, clip in enumerate(clips)]
         full = {among[i]: self.batch_size(i) for i in self.trained}
-        visits: defaultdict[tuple[str, int], defaultdict[Size, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
+        visits: defaultdict[tuple[str, tuple[int, int]], defaultdict[Size, Fraction]] = defaultdict(
+            lambda: defaultdict(Fraction)
+        )
         for i in self.trained:
             for text, choice in zip(self.resolutions[i], choices[i], strict=True):
                 visits[text, among[i]][choice.bucket] += self.rates[i] / len(choices[i])

@@ -67,6 +67,8 @@ class Architecture:
     sampling: Sampling = field(default_factory=Sampling)
     step: int = 0  # sides of pictures are multiples of it, in pixels; 0 in the table: latent pixels times patches
     pixels: Fraction | None = None  # per latent pixel, where pictures are scaled before the VAE; None: as the VAE does
+    frames: int = 0  # of a clip per latent frame after the first; 0: it is trained on single pictures
+    rate: float = 0.0  # frames per second of the clips that it was made for
     rank: int = 16
     learning_rate: float = 1e-4
     resolution: int = 1024
@@ -209,6 +211,8 @@ ARCHITECTURES = (
         modelspec="hunyuan-video-1.5",
         base_version="hunyuan_video_1_5",
         levels=middle("musubi-tuner, docs/hunyuan_video_1_5.md", 2.0),
+        frames=4,
+        rate=24,
         sampling=Sampling(cfg=6.0),
         rate=24,
         rank=32,
@@ -226,6 +230,8 @@ ARCHITECTURES = (
         modelspec="hunyuan-video",
         base_version="hunyuan_video",
         levels=middle("musubi-tuner, docs/hunyuan_video.md", 7.0),
+        frames=4,
+        rate=24,
         guidance=1.0,
         sampling=Sampling(cfg=1.0, guidance=6.0),
         rate=24,
@@ -465,6 +471,8 @@ ARCHITECTURES = (
         modelspec="wan2.1",
         base_version="wan",
         levels=WAN,
+        frames=4,
+        rate=16,
         sampling=Sampling(cfg=5.0),
         rate=16,
         rank=32,
@@ -490,6 +498,8 @@ ARCHITECTURES = (
         title="Mochi",
         classes=("GenmoMochi",),
         levels=middle(OWN_SHIFT, OWN),
+        frames=6,
+        rate=30,
         sampling=Sampling(steps=30, cfg=4.5),
         rate=24,
         resolution=512,
@@ -529,6 +539,8 @@ ARCHITECTURES = (
         title="LTX-Video",
         classes=("LTXV",),
         levels=middle(OWN_SHIFT, OWN),
+        frames=8,
+        rate=25,
         sampling=Sampling(steps=30, cfg=3.0),
         rate=25,
         resolution=768,
@@ -573,6 +585,8 @@ ARCHITECTURES = (
         modelspec="wan2.2",
         base_version="wan",
         levels=WAN,
+        frames=4,
+        rate=24,
         sampling=Sampling(cfg=5.0),
         rate=24,
         rank=32,

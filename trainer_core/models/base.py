@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..common.axes import Framing, Size
+from ..common.axes import Framing, Shape, Size
 from ..common.computed import Computed
 from ..config import Defaults, RunConfig, SamplePicture, SamplingDefaults
 
@@ -88,21 +88,24 @@ class LatentFormat:
     channels: int
     pixels: int | Fraction  # of a picture per latent pixel, along each side
     step: int  # in pixels; sides of pictures are multiples of it
+    frames: int = 0  # of a clip per latent frame after the first; 0: single pictures only
 
-    def axes(self, size: Size) -> tuple[int, ...]:
-        """Compute the axes of a picture's latents, behind the channels, from its width and height in pixels."""
-        width, height = size
-        return int(height // self.pixels), int(width // self.pixels)
+    def axes(self, size: Shape) -> tuple[int, ...]:
+        """Compute the axes of latents, behind the channels, from a picture's or clip's shape."""
+        width, height, *frames = size
+        return (
+            *((each - 1) // self.frames + 1 for each in frames),
+            int(height // self.pixels),
+            int(width // self.pixels),
+        )
 
-    def scaled(self, size: Size, share: float) -> Size:
-        """Scale the sides of a picture, to multiples of the step."""
-        width, height = (max(self.step, round(side * share / self.step) * self.step) for side in size)
-        return width, height
+    def scaled(self, size: Shape, share: float) -> Shape:
+        """Scale the sides of a picture, to multiples of the step; a clip keeps its frames."""
+        return *(max(self.step, round(side * share / self.step) * self.step) for side in size[:2]), *size[2:]
 
-    def at_most(self, size: Size, side: int) -> Size:
+    def at_most(self, size: Shape, side: int) -> Shape:
         """Scale a picture whose shorter side is longer than this down to it."""
-        width, height = size
-        return self.scaled(size, min(1.0, side / min(width, height)))
+        return self.scaled(size, min(1.0, side / min(size[:2])))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -447,7 +450,7 @@ class Host(Protocol):
         self,
         layers: Mapping[str, nn.Module],
         caption: Conditioning,
-        size: Size,
+        size: Shape,
         references: int = 0,
         live: Callable[[], Conditioning] | None = None,
     ) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..common.axes import Framing, Size
+from ..common.axes import Framing, Shape
 from ..common.devices import kind_of
 from ..config import MemoryConfig, ObjectiveConfig, RunConfig, setting
 from ..data.plan import Plan
@@ -40,8 +40,8 @@ class Peak:
     position: float
     latents: LatentFormat
 
-    def at(self, samples: int, size: Size) -> int:
-        """Compute the bytes for a number of samples of a size in pixels."""
+    def at(self, samples: int, size: Shape) -> int:
+        """Compute the bytes for a number of samples of a picture's size or a clip's shape."""
         return round(self.once + samples * (self.sample + self.position * math.prod(self.latents.axes(size))))
 
 
@@ -49,7 +49,7 @@ def measure_peak(
     base: BaseModel,
     network: Network,
     caption: Conditioning,
-    largest: Size,
+    largest: Shape,
     device: torch.device,
     references: int = 0,
     objective: Objective | None = None,
@@ -92,7 +92,7 @@ def _pass_bytes(
     read: Callable[[], Conditioning],
     count: int,
     text: str,
-    size: Size,
+    size: Shape,
     device: torch.device,
     references: int,
 ) -> int:
@@ -182,7 +182,7 @@ def _try_out(
     form: LatentFormat,
     network: Network,
     caption: Conditioning,
-    size: Size,
+    size: Shape,
     references: int,
     live: Callable[[], Conditioning] | None,
 ) -> list[str]:
@@ -201,7 +201,7 @@ def _peak(
     base: BaseModel,
     network: Network,
     caption: Conditioning,
-    size: Size,
+    size: Shape,
     device: torch.device,
     references: int,
     objective: Objective,

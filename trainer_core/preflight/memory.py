@@ -89,7 +89,7 @@ def encoding_of(config: RunConfig, plan: Plan, base: BaseModel, vae: Any, device
         base,
         vae,
         () if trains_text(config, base) else [text.model for text in base.text.encoders],
-        size=max(plan.fullest_batches(), key=math.prod),
+        size=max(((bucket[0], bucket[1]) for bucket in plan.fullest_batches()), key=math.prod),
         dtype=DTYPES.get(config.base_model.vae_precision, torch.float32),
         block=kind_of(device).block,
     )

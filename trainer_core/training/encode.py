@@ -25,7 +25,7 @@ from ..memory import with_room
 from ..models import BaseModel, ControlPictures, Inpainting
 from .encode_text import encode_seen, encode_texts
 from .encoded import Encoded, EncodingContext, EncodingNeeds, Seen, room
-from .pixels import decoded, mask_of, prepared_pixels
+from .pixels import decoded, frames, mask_of, prepared_pixels
 
 Coloured = tuple[Picture | Control, str]  # a file, and the colour behind it where it is transparent
 
@@ -150,7 +150,8 @@ def _encode_pictures(work: EncodingContext, missing: Mapping[str, tuple[Coloured
         small = vae
         if dtype != torch.float32:
             small = stack.enter_context(work.on_device(work.copy_in(dtype, vae), device))
-        prepared = prepared_pixels(list(missing.values()), lambda file: decoded(*file))
+        items = list(missing.values())
+        prepared = prepared_pixels(items, lambda file: decoded(*file), lambda file, of: frames(*file, of))
         for done, (key, (((picture, _), _), pixels)) in enumerate(zip(missing, prepared, strict=True)):
             work.callbacks.check()
             (mean, std), no_room = with_room(base.autoencoder.encode, small, device, pixels)
@@ -258,7 +259,7 @@ def _finite(*tensors: Tensor | None) -> bool:
 def _check_space(base: BaseModel, cache: Cache, missing: Sequence[Crop]) -> None:
     """Raise ValueError when the latents, mean and deviation in float32, do not fit on the disk or into RAM."""
     form, numbers = base.latents, 2 * torch.float32.itemsize
-    needed = form.channels * numbers * sum(math.prod(form.axes(crop.bucket)) for crop in missing)
+    needed = form.channels * numbers * sum(math.prod(form.axes(crop.shape)) for crop in missing)
     free, place, _ = room(cache)
     if needed > free:
         other = "disk" if cache.in_ram else "RAM, where there is more"

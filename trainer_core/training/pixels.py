@@ -1,9 +1,9 @@
-"""Read pictures and masks for the encoders, as the scan has found them; threads decode some of them in advance."""
+"""Read pictures, clips and masks for the encoders, as the scan has found them; threads decode some in advance."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby, islice
@@ -18,6 +18,7 @@ from torch import Tensor
 from ..common.files import read_file
 from ..data.controls import Control
 from ..data.crops import Crop
+from ..data.films import FilmError, read_frames
 from ..data.images import DECODER_ERRORS, cut, decoder_error, load_picture, strict_decoding
 from ..data.masks import read_mask
 from ..data.plan import Plan
@@ -28,25 +29,52 @@ File = TypeVar("File")
 
 
 def prepared_pixels(
-    items: Sequence[tuple[File, Crop]], read: Callable[[File], Image.Image]
+    items: Sequence[tuple[File, Crop]],
+    read: Callable[[File], Image.Image],
+    read_clip: Callable[[File, Sequence[int]], Iterator[Image.Image]] | None = None,
 ) -> Iterator[tuple[tuple[File, Crop], Tensor]]:
-    """Yield each (file, crop) with its pixels, (1, 3, H, W) in -1..1; threads read the next files meanwhile."""
-    groups = ((file, [crop for _, crop in group]) for file, group in groupby(items, key=lambda item: item[0]))
+    """Yield each (file, crop) with its pixels, (1, 3, H, W) in -1..1; threads read the next files meanwhile.
+
+    Of a clip's crop the pixels are (1, 3, frames, H, W). read_clip: yields so many frames of a file.
+    """
+
+    def prepared(file: File, crops: Sequence[Crop]) -> Iterator[Tensor] | list[Tensor]:
+        """Read a file; a picture is cut when it is asked for, a clip at once, frame by frame."""
+        taken = crops[0].frames
+        if taken and read_clip:
+            # All crops of a group have the same frames, so that the film is decoded once, and no frame is kept whole.
+            cuts = [[np.asarray(cut(frame, crop)) for crop in crops] for frame in read_clip(file, taken)]
+            return [clip_pixels(each) for each in zip(*cuts, strict=True)]
+        image = read(file)
+        return (pixels(cut(image, crop)) for crop in crops)
+
+    parts = groupby(items, key=lambda item: (item[0], item[1].frames))
+    groups = ((file, [crop for _, crop in group]) for (file, _), group in parts)
     with ThreadPoolExecutor(max_workers=2) as pool, strict_decoding():
-        waiting: deque[tuple[File, list[Crop], Future[Image.Image]]] = deque()
+        waiting: deque[tuple[File, list[Crop], Future[Iterator[Tensor] | list[Tensor]]]] = deque()
         try:
             while True:
                 for file, crops in islice(groups, AHEAD - len(waiting)):
-                    waiting.append((file, crops, pool.submit(read, file)))
+                    waiting.append((file, crops, pool.submit(prepared, file, crops)))
                 if not waiting:
                     return
                 file, crops, future = waiting.popleft()
-                image = future.result()
-                for crop in crops:
-                    yield (file, crop), pixels(cut(image, crop))[None]
+                for crop, found in zip(crops, future.result(), strict=True):
+                    yield (file, crop), found[None]
         finally:
             for _, _, future in waiting:
                 future.cancel()
+
+
+def frames(clip: Picture | Control, background: str, numbers: Sequence[int]) -> Iterator[Image.Image]:
+    """Read frames of a clip as RGB, in their order, one that comes twice twice; ValueError if it changed."""
+    data = _bytes(clip.path, clip.digest, clip.name)
+    times = Counter(numbers)
+    try:
+        for number, frame in read_frames(data, times.keys(), background):
+            yield from [frame] * times[number]
+    except FilmError as error:  # the scan could decode it
+        raise ValueError(f"{clip.name} cannot be decoded any more ({error}); start again.") from error
 
 
 def decoded(picture: Picture | Control, background: str) -> Image.Image:
@@ -83,3 +111,9 @@ def _bytes(path: Path, digest: str, name: str) -> bytes:
 def pixels(image: Image.Image) -> Tensor:
     """Convert an RGB picture to (3, H, W) float32 values in -1..1."""
     return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).float() / 127.5 - 1
+
+
+def clip_pixels(images: Sequence[np.ndarray]) -> Tensor:
+    """Convert (H, W, 3) bytes of frames to (3, T, H, W) float32 values in -1..1; those of a single one to (3, H, W)."""
+    found = torch.from_numpy(np.stack(images)).movedim(-1, 0).float() / 127.5 - 1
+    return found[:, 0] if len(images) == 1 else found

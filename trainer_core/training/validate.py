@@ -205,7 +205,7 @@ def losses_at(run: Run, read: ReadConditioning, at: Sequence[int]) -> Iterator[t
 
     found: list[tuple[range, Tensor]] = []
     for sample in run.world.mine(plan.validation):
-        ends = strengths(run.objective.terms, MicroBatch(index=0, samples=(sample,), bucket=sample.crop.bucket))
+        ends = strengths(run.objective.terms, MicroBatch(index=0, samples=(sample,), bucket=sample.crop.shape))
         run.encode([end for _, micro_batch in ends for end in micro_batch.samples])
         for first in range(0, len(levels), size):
             part = range(first, min(first + size, len(levels)))

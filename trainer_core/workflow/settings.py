@@ -22,6 +22,7 @@ from ..config import (
     BeneathConfig,
     BucketConfig,
     CaptionConfig,
+    ClipConfig,
     ConceptConfig,
     Config,
     ControlConfig,
@@ -136,6 +137,7 @@ def read_concept(
     dataset: DatasetConfig | None = None,
     caption_settings: CaptionConfig = OPEN_CAPTIONS,
     picture_settings: PicturePart | None = None,
+    clip_settings: ClipConfig | None = None,
     **values: Any,
 ) -> DatasetConfig:
     """Read Concept Dataset: the concepts so far and this one."""
@@ -144,7 +146,7 @@ def read_concept(
         texts["file"] = plain_path(texts["file"], CaptionConfig.named("file"))
     own |= picture_settings.values if picture_settings else {}
     own["folder"] = str(places.find_folder(folder, ConceptConfig.NODE))
-    concept = ConceptConfig(captions=caption_settings.replace(**texts), **own)
+    concept = ConceptConfig(captions=caption_settings.replace(**texts), clips=clip_settings, **own)
     return DatasetConfig(concepts=(*(dataset.concepts if dataset else ()), concept))
 
 
@@ -161,6 +163,11 @@ def read_pictures(**values: Any) -> PicturePart:
     own["resolutions"] = split_resolutions(own["resolutions"])
     ConceptConfig(folder=".", **own)  # checks them
     return PicturePart(own)
+
+
+def read_clips(**values: Any) -> ClipConfig:
+    """Read Clips."""
+    return ClipConfig(**fields_of(ClipConfig, values))
 
 
 def read_masks(places: Places, dataset: DatasetConfig, folder: str, **values: Any) -> DatasetConfig:
@@ -413,6 +420,7 @@ READERS: dict[str, Callable[..., Any]] = {
     "AtelierConceptDataset": read_concept,
     "AtelierCaptions": lambda _, **inputs: read_captions(**inputs),
     "AtelierPictures": lambda _, **inputs: read_pictures(**inputs),
+    "AtelierClips": lambda _, **inputs: read_clips(**inputs),
     "AtelierMaskLoader": read_masks,
     "AtelierControlPictures": read_controls,
     "AtelierExistingLora": read_file,

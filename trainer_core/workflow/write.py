@@ -11,6 +11,7 @@ from ..config import (
     MODEL_FILES,
     BaseModelConfig,
     BucketConfig,
+    ClipConfig,
     ConceptConfig,
     MemoryConfig,
     ObjectiveConfig,
@@ -268,11 +269,12 @@ def _concept(concept: ConceptConfig) -> dict[str, Any]:
 
 
 def _sources(canvas: _Canvas, concept: ConceptConfig, before: int) -> dict[str, int]:
-    """Add Captions and Pictures of a concept where they are not open; before: the concept before, 0 for none."""
+    """Add Captions, Pictures and Clips of a concept where they are not open; before: the concept before, 0 for none."""
     found = {"dataset": before} if before else {}
     for name, kind, of, untouched in (
         ("caption_settings", "AtelierCaptions", concept.captions, OPEN_CAPTIONS),
         ("picture_settings", "AtelierPictures", concept, ConceptConfig(folder=concept.folder)),
+        ("clip_settings", "AtelierClips", concept.clips or ClipConfig(), ClipConfig()),
     ):
         if any(getattr(of, row.name) != getattr(untouched, row.name) for row in FORMS[kind].inputs):
             found[name] = canvas.add(kind, inputs_of(of), {}, collapsed=True)

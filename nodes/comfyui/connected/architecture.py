@@ -111,6 +111,8 @@ def defaults_of(architecture: Architecture) -> Defaults:
         step=math.lcm(Defaults().step, architecture.step or 1),
         caption_dropout=architecture.caption_dropout,
         guidance=architecture.guidance,
+        clip_step=architecture.frames,
+        clip_rate=architecture.rate,
     )
 
 

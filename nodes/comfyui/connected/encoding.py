@@ -88,7 +88,7 @@ class ConnectedVae:
         return "/".join(filter(None, (self._wired.digests["vae"], scale, masks)))
 
     def encode(self, held: Any, pixels: Tensor) -> tuple[Tensor, None]:
-        """Encode (B, 3, H, W) pixels in -1..1 to latents; the VAE gives no deviation."""
+        """Encode (B, 3, H, W) pixels in -1..1, or (1, 3, T, H, W), to latents; the VAE gives no deviation."""
         return vae.encode(self._wired.model.model, held.vae, pixels, self._wired.architecture.pixels), None
 
     def decode(self, held: Any, latents: Tensor) -> Tensor:

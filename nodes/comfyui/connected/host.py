@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....trainer_core.common.axes import Framing, Size, size_text
+from ....trainer_core.common.axes import Framing, Shape, size_text
 from ....trainer_core.common.wording import names as listed_names
 from ....trainer_core.config import RunConfig, SamplePicture, node, setting
 from ....trainer_core.config.optimizer import RATES
@@ -150,7 +150,7 @@ class ComfyUIHost:
         self,
         layers: Mapping[str, nn.Module],
         caption: Conditioning,
-        size: Size,
+        size: Shape,
         references: int = 0,
         live: Callable[[], Conditioning] | None = None,
     ) -> list[str]:

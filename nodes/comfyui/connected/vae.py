@@ -22,7 +22,8 @@ class VaeHandle(nn.Module):
 def encode(model: Any, vae: Any, pixels: Tensor, each: Fraction | None = None) -> Tensor:
     """Encode (B, 3, H, W) pixels in -1..1: (B, C, h, w) float32 latents in the MODEL's scale.
 
-    each: pixels per latent pixel, where they are not the VAE's own; pictures are then scaled first, as ComfyUI does.
+    Pixels (1, 3, T, H, W) of a clip become (1, C, t, h, w). each: pixels per latent pixel, where they are not the VAE's
+    own; pictures are then scaled first, as ComfyUI does.
     """
     if each:
         height, width = (int(side // each) * vae.spacial_compression_encode() for side in pixels.shape[2:])
@@ -33,7 +34,12 @@ def encode(model: Any, vae: Any, pixels: Tensor, each: Fraction | None = None) -
 
 @torch.no_grad()
 def encode_plain(vae: Any, pixels: Tensor) -> Tensor:
-    """Encode (B, 3, H, W) pixels in -1..1: (B, C, h, w) float32 latents in the VAE's own scale."""
+    """Encode (B, 3, H, W) pixels in -1..1, or (1, 3, T, H, W): float32 latents in the VAE's own scale.
+
+    ComfyUI's VAEs of clips take the pictures of a batch for the frames of one clip.
+    """
+    if pixels.ndim == 5:
+        pixels = pixels[0].movedim(1, 0)
     return without_time(vae.encode(((pixels + 1) / 2).movedim(1, -1).cpu())).float().clone()
 
 

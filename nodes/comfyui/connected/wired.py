@@ -61,7 +61,8 @@ class Wired:
         """The format of latents."""
         form = self.model.model.latent_format
         pixels = self.architecture.pixels or form.spacial_downscale_ratio
-        return LatentFormat(channels=form.latent_channels, pixels=pixels, step=self.architecture.step)
+        row = self.architecture
+        return LatentFormat(channels=form.latent_channels, pixels=pixels, step=row.step, frames=row.frames)
 
     @functools.cached_property
     def form_of_masks(self) -> str:

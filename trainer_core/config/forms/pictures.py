@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ..clips import ClipConfig
 from ..dataset import (
     AugmentConfig,
     BucketConfig,
@@ -67,6 +68,7 @@ def _concept() -> Iterable[Row]:
     yield linked("dataset", "ATELIER_DATASET", "Other concepts to train together with this one.", True)
     yield linked("caption_settings", "ATELIER_CAPTIONS", "Optional, from Captions: tags, dropout, files.", True)
     yield linked("picture_settings", "ATELIER_PICTURES", "Optional, from Pictures: mirroring, sizes, weights.", True)
+    yield linked("clip_settings", "ATELIER_CLIPS", "Optional, from Clips: which frames of clips are trained.", True)
 
 
 def _captions() -> Iterable[Row]:
@@ -117,6 +119,7 @@ FORMS: dict[str, Form] = {
     "AtelierConceptDataset": form("Concept Dataset", _concept(), "DATASET"),
     "AtelierCaptions": form("Captions", _captions(), "CAPTIONS"),
     "AtelierPictures": form(PICTURES, _pictures(), "PICTURES"),
+    "AtelierClips": form("Clips", rows_of(ClipConfig).values(), "CLIPS"),
     "AtelierMaskLoader": form("Mask Loader", _masks(), "DATASET"),
     "AtelierControlPictures": form("Control Pictures", _controls(), "DATASET"),
     "AtelierAugment": form("Augmentation", _augment(), "DATASET"),

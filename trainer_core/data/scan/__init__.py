@@ -15,13 +15,16 @@ from ...common.axes import Size
 from ...common.callbacks import Callbacks
 from ...common.disk_errors import reason
 from ...common.wording import count, names, printable
-from ...config import ConceptConfig, DatasetConfig, node, setting
+from ...config import ClipConfig, ConceptConfig, DatasetConfig, node, setting
+from ..clips import Clip
 from ..controls import Control, control_folders
+from ..films import FILM_EXTENSIONS
 from ..images import PACKAGES, picture_extensions, strict_decoding
 from ..looks import Look
 from ..masks import mask_endings, mask_folder
 from .caption_sources import TEXT_EXTENSIONS, captions_beside, read_captions
 from .caption_tables import TABLES
+from .clips import clips_among, tell_fates
 from .control_files import read_controls
 from .folder import (
     ELSEWHERE,
@@ -78,7 +81,7 @@ NOWHERE: tuple[Path, list[File], list[File], OwnFile] = (Path(), [], [], {})  # 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """One usable picture with its caption and mask."""
+    """One usable picture or clip with its caption and mask."""
 
     path: Path
     name: str  # relative to the concept's folder, posix
@@ -94,7 +97,8 @@ class Picture:
     mask_digest: str = ""  # "" without a mask
     controls: tuple[Control, ...] = ()  # one of each folder of control pictures, for an edit model
     other_end: Control | None = None  # the other picture of its pair
-    look: Look = field(default_factory=Look)
+    look: Look = field(default_factory=Look)  # of a clip: of its first frame
+    clip: Clip | None = None  # the frames that are trained; None for a picture
 
     @property
     def size(self) -> Size:
@@ -173,14 +177,15 @@ def glance(concept: ConceptConfig, access: Access = ANYWHERE) -> tuple[int, int]
 
     Only a file that holds all captions is read. Raises the ValueError of a scan for a folder that it could not use.
     """
-    report = Report(concept=concept, access=access)
+    # Whether the model takes clips is not known here.
+    report = Report(concept=concept.replace(clips=concept.clips or ClipConfig(step=1)), access=access)
     folder, files, found, _ = _find_pictures(0, report)
     if report.errors:
         raise ValueError(printable(" ".join(report.errors)))
     captions = concept.captions.replace(missing="error")
     if captions.source == "text_file":
         return len(found), sum(text is None for text in captions_beside(found, files, captions).values())
-    report.concept = concept.replace(captions=captions, on_problem="leave_out")
+    report.concept = report.concept.replace(captions=captions, on_problem="leave_out")
     lines = read_captions(folder, found, files, report)
     if report.errors:
         raise ValueError(printable(" ".join(report.errors)))
@@ -213,7 +218,12 @@ def _find_pictures(number: int, report: Report) -> tuple[Path, list[File], list[
         return NOWHERE
     for file in files:
         report.outcomes[file.name] = ("not used", file.ignored or "not a picture")
-    kinds = {*picture_extensions(), *map(str.lower, concept.captions.extensions), *([""] if concept.recursive else [])}
+    kinds = {
+        *picture_extensions(),
+        *FILM_EXTENSIONS,
+        *map(str.lower, concept.captions.extensions),
+        *([""] if concept.recursive else []),
+    }
     if elsewhere := [
         file.name for file in files if file.ignored == ELSEWHERE and (file.extension in kinds or file.name == OWN_FILE)
     ]:
@@ -275,6 +285,8 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
     if not found:
         return []
     facts, digests = examine_pictures(folder, found, report, index, callbacks)
+    clips = clips_among(folder, facts, report)
+    facts = {file: fact for file, fact in facts.items() if file.name in clips or "rate" not in fact}
     # If problems stop the run, report all of them at once, also the captions of broken pictures.
     captions = read_captions(folder, found if concept.on_problem == "stop" else list(facts), files, report)
     masks = read_masks(folder, facts, report, index, callbacks)
@@ -296,11 +308,13 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
             controls=() if concept.paired else controls[file.name],
             other_end=controls[file.name][0] if concept.paired else None,
             look=Look(**fact["look"]),
+            clip=clips.get(file.name),
         )
         for file, fact in facts.items()
         if file.name in captions and file.name in masks and file.name in controls
     ]
-    report.outcomes |= {picture.name: ("picture", "") for picture in pictures}
+    report.outcomes |= {picture.name: ("picture", "") for picture in pictures if picture.clip is None}
+    tell_fates(folder, {picture.name: picture.clip for picture in pictures if picture.clip}, facts, report)
     repeated = Counter(
         picture.name.split("/")[0]
         for picture in pictures
@@ -372,7 +386,7 @@ def _contents(concept: ConceptConfig, index: Index, access: Access, *, any_endin
     """Yield names and digests of the files that a concept's scan could read."""
     captions, masks, folder = concept.captions, concept.masks, resolve_folder(concept.folder)
     texts = TEXT_EXTENSIONS if any_ending else tuple(map(str.lower, captions.extensions))
-    endings = (*picture_extensions(), *PACKAGES, *UNREADABLE_EXTENSIONS, *texts, *TABLES)
+    endings = (*picture_extensions(), *FILM_EXTENSIONS, *PACKAGES, *UNREADABLE_EXTENSIONS, *texts, *TABLES)
 
     def listing(place: Path, recursive: bool, endings: tuple[str, ...], *, all_others: bool = False) -> Iterable[str]:
         return _listing(place, recursive, endings, index, access, all_others=all_others)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from ...common.callbacks import Callbacks
 from ...common.wording import count, names, them
 from ...config import node, setting
 from ..controls import control_folders
+from ..films import ANIMATED, FILM_EXTENSIONS, PACKAGE, FilmError, examine_film, has_decoder
 from ..images import DECODER_ERRORS, PACKAGES, decoder_error, examine, picture_extensions
 from ..masks import is_mask_name, mask_folder
 from .folder import File, same_name, unlisted
@@ -42,6 +43,7 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
     unused: list[File] = []
     wanted = _not_left_out(folder, files, report)
     strange: list[str] = []
+    films: list[File] = []
     lacking: dict[str, str] = {}
     for file in files:
         if what := next((what for place, what in apart.items() if file.path.is_relative_to(place)), ""):
@@ -54,11 +56,15 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
             report.outcomes[file.name] = ("not used", "a mask by its name")
             if masks is None:
                 unused.append(file)
+        elif file.extension in FILM_EXTENSIONS:
+            if wanted(file):
+                films.append(file)
         elif file.extension in PACKAGES and not is_mask_name(file.path.name, masks):
             lacking[file.name] = PACKAGES[file.extension]
         elif file.extension in UNREADABLE_EXTENSIONS:
             strange.append(file.name)
             report.outcomes[file.name] = ("not used", "this format cannot be read")
+    found = [file for file in files if file in {*found, *_usable(folder, films, report)}]
     if strange:
         some = count(strange, "file", "files")
         remedy = "convert them to PNG or JPEG"
@@ -72,6 +78,26 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
         some = count(unused, "mask is", "masks are")
         report.notes.append(f"{some} not used in {folder}, because no {node('masks')} is connected.")
     return found
+
+
+def _usable(folder: Path, films: list[File], report: Report) -> list[File]:
+    """Return the films where they can be trained; else they are noted, all in a sentence."""
+    listed = [file.name for file in films]
+    if not films:
+        return []
+    if not report.concept.takes_clips:
+        some = count(films, "clip is", "clips are")
+        report.outcomes |= dict.fromkeys(listed, ("not used", "a clip, for a base model of clips"))
+        report.notes.append(
+            f"{some} not trained in {folder}, as no base model of clips, such as Wan, is linked: {names(listed)}."
+        )
+        return []
+    if not has_decoder():
+        some = count(films, "clip needs", "clips need")
+        sentence = f"{some} the Python package {PACKAGE} to be read in {folder}: {names(listed)}"
+        report.problem(listed, "its package is not installed", sentence, f"install {PACKAGE}, which ComfyUI requires")
+        return []
+    return films
 
 
 def _not_left_out(folder: Path, files: list[File], report: Report) -> Callable[[File], bool]:
@@ -99,22 +125,24 @@ def _not_left_out(folder: Path, files: list[File], report: Report) -> Callable[[
 def examine_pictures(
     folder: Path, found: list[File], report: Report, index: Index, callbacks: Callbacks
 ) -> tuple[dict[File, FileFacts], dict[str, str]]:
-    """Decode all pictures; return the facts of usable ones, and their digests by name. Problems are reported."""
+    """Decode all pictures and clips; return the facts of usable ones, and their digests by name. Problems are reported.
+
+    Facts of a clip have its "rate".
+    """
     smallest = report.concept.min_side
     facts: dict[File, FileFacts] = {}
     digests: dict[str, str] = {}
     broken: dict[str, str] = {}
     tiny: dict[str, str] = {}
     moving: list[str] = []
-    results = index.examine(found, reading("picture"), facts_of, decoder_error, callbacks)
-    for file, (digest, fact) in zip(found, results, strict=True):
+    for file, (digest, fact) in zip(found, _examined(found, report, index, callbacks), strict=True):
         if "problem" in fact:
             broken[file.name] = f"{file.name} ({fact['problem']})"
         elif min(fact["width"], fact["height"]) < smallest:
             tiny[file.name] = f"{file.name} ({fact['width']}x{fact['height']})"
         else:
             facts[file], digests[file.name] = fact, digest
-            if fact["frames"] > 1:
+            if fact["frames"] > 1 and "rate" not in fact:
                 moving.append(file.name)
     if broken:
         sentence = f"{count(broken, 'picture', 'pictures')} in {folder} cannot be read: {names(broken.values())}"
@@ -127,6 +155,39 @@ def examine_pictures(
         some = count(moving, "picture has", "pictures have")
         report.notes.append(f"{some} several frames, of which only the first is used: {names(moving)}.")
     return facts, digests
+
+
+def _examined(found: list[File], report: Report, index: Index, callbacks: Callbacks) -> Iterator[tuple[str, FileFacts]]:
+    """Yield the digest and facts of each file; of pictures that move those as clips, where clips are taken."""
+    pictures = [file for file in found if file.extension not in FILM_EXTENSIONS]
+    results = dict(
+        zip(pictures, index.examine(pictures, reading("picture"), facts_of, decoder_error, callbacks), strict=True)
+    )
+    films = [file for file in found if file not in results or _moves(results[file][1], report)]
+    results |= zip(films, index.examine(films, _film_reading(), film_facts_of, decoder_error, callbacks), strict=True)
+    yield from map(results.__getitem__, found)
+
+
+def _moves(fact: FileFacts, report: Report) -> bool:
+    """Tell whether a picture is trained as a clip."""
+    return report.concept.takes_clips and fact.get("frames", 1) > 1 and fact["format"] in ANIMATED
+
+
+def _film_reading() -> str:
+    """Name the facts of clips for the index, with the version of what decodes them."""
+    if not has_decoder():
+        return reading("clip")
+    import av
+
+    return f"{reading('clip')}/{av.__version__}"
+
+
+def film_facts_of(data: bytes) -> FileFacts:
+    """Decode a clip's content into its properties, {"problem": …} if it is broken."""
+    try:
+        return dataclasses.asdict(examine_film(data))
+    except FilmError as error:
+        return {"problem": str(error)}
 
 
 def facts_of(data: bytes) -> FileFacts:
@@ -154,6 +215,8 @@ def nothing_found(folder: Path, files: list[File], report: Report) -> str:
         return unlisted(error)
     parts += [count(folders, "folder", "folders")] if folders else []
     remedy = "put pictures (PNG, JPEG, WebP ...) there, or choose another folder"
+    if not FILM_EXTENSIONS.isdisjoint(kinds) and not concept.takes_clips:
+        remedy = "clips are trained with a base model of clips, such as Wan"
     if packed := [kind for kind in kinds if kind in PACKED]:
         remedy = f"unpack the {packed[0]} files, whose pictures are read as single files, or choose another folder"
     if any(file.path.name.startswith("shard_") and file.extension in ENCODED for file in files):

@@ -16,7 +16,7 @@ class FileOutcome:
 
     concept: int
     name: str  # relative to the concept's folder, posix
-    outcome: str  # picture | caption | mask | control picture | left out | not used
+    outcome: str  # picture | clip | caption | mask | control picture | left out | not used
     why: str = ""
 
 

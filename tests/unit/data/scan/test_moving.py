@@ -1,0 +1,133 @@
+"""Clips in a folder: found, captioned, cut to parts and accounted for; or left, by name."""
+
+import sys
+
+import pytest
+from films import animated, film
+from PIL import Image
+
+from lora_atelier.trainer_core.config import (
+    CaptionConfig,
+    ClipConfig,
+    ConceptConfig,
+    ControlConfig,
+    DatasetConfig,
+    Defaults,
+    fill_dataset,
+)
+from lora_atelier.trainer_core.data.scan import Index, fingerprint, glance, manifest_digest, scan
+
+OF_CLIPS = Defaults(clip_step=4, clip_rate=24.0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A picture, films of 10 and of 30 frames, an animated GIF of 6, one of a single frame, and captions."""
+    place = tmp_path / "pictures"
+    place.mkdir()
+    files = {"b.mp4": film(10, sound=True), "c.webm": film(30, format="webm", codec="libvpx-vp9")}
+    files |= {"d.gif": animated(6), "e.mkv": film(1, format="matroska", codec="mpeg4")}
+    Image.new("RGB", (64, 48)).save(place / "a.png")
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+    for stem in "abcde":
+        (place / f"{stem}.txt").write_text(f"words of {stem}", encoding="utf-8")
+    return place
+
+
+def dataset(folder, *, defaults=OF_CLIPS, **settings):
+    return fill_dataset(DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **settings),)), defaults)
+
+
+def outcomes(manifest):
+    return {file.name: (file.outcome, file.why) for file in manifest.outcomes if not file.name.endswith(".txt")}
+
+
+def test_clips_lie_beside_pictures_with_captions_and_every_fate_is_told(folder):
+    manifest = scan(dataset(folder, clips=ClipConfig(frames=(9, 17), take="chunk", rate=0.0)))
+    found = {picture.name: picture for picture in manifest.pictures}
+    assert list(found) == ["a.png", "b.mp4", "c.webm", "d.gif", "e.mkv"]
+    assert [picture.lines for picture in found.values()] == [(f"words of {stem}",) for stem in "abcde"]
+    assert found["a.png"].clip is None
+    assert [(clip.clip.length, clip.clip.starts) for name, clip in found.items() if name != "a.png"] == [
+        (9, (0,)),
+        (17, (0,)),
+        (5, (0,)),
+        (1, (0,)),
+    ]
+    assert outcomes(manifest) == {
+        "a.png": ("picture", ""),
+        "b.mp4": ("clip", "frames 0 to 8, 9 of them; 1 not used"),
+        "c.webm": ("clip", "frames 0 to 16, 17 of them; 13 not used"),
+        "d.gif": ("clip", "frames 0 to 4, 5 of them; 1 not used; too short for 9"),
+        "e.mkv": ("clip", "frame 0, as a picture; too short for 9"),
+    }
+    notes = " ".join(manifest.notes)
+    assert "2 clips have fewer frames than 9" in notes and "d.gif (5 frames), e.mkv (1, as a picture)" in notes
+    assert "b.mp4 (9 of 10), c.webm (17 of 30) frames" in notes
+    assert "1 clip has sound, which is not trained: b.mp4" in notes
+
+
+def test_the_rate_is_the_models_where_it_is_left_open(folder):
+    manifest = scan(dataset(folder, clips=ClipConfig(take="full", most_frames=25)))
+    frames = {picture.name: picture.clip.frames for picture in manifest.pictures if picture.clip}
+    assert frames["b.mp4"] == tuple(range(10))  # 24 per second, as the model
+    assert len(frames["d.gif"]) == 14 and frames["d.gif"][:6] == (0, 0, 0, 1, 1, 2)  # 0.6 s at 10 per second
+
+
+def test_a_model_of_pictures_leaves_clips_by_name_and_sees_first_frames_of_gifs(folder):
+    for settings in ({"defaults": Defaults()}, {"defaults": Defaults(), "clips": ClipConfig()}):
+        manifest = scan(dataset(folder, **settings))
+        assert [picture.name for picture in manifest.pictures] == ["a.png", "d.gif"]
+        assert not any(picture.clip for picture in manifest.pictures)
+        notes = " ".join(manifest.notes)
+        assert "3 clips are not trained" in notes and "as no base model of clips, such as Wan, is linked" in notes
+        assert "b.mp4, c.webm, e.mkv" in notes and "only the first is used: d.gif" in notes
+    (folder / "a.png").unlink(), (folder / "d.gif").unlink()
+    with pytest.raises(ValueError, match="clips are trained with a base model of clips"):
+        scan(dataset(folder, defaults=Defaults()))
+
+
+def test_broken_clips_are_a_problem_like_any_other(folder):
+    (folder / "b.mp4").write_bytes((folder / "b.mp4").read_bytes()[:400])
+    (folder / "f.mov").write_bytes(b"no film")
+    Image.new("RGB", (8, 8)).save(folder / "g.mp4", "PNG")
+    captions = CaptionConfig(missing="empty")
+    with pytest.raises(ValueError, match=r"3 pictures in .* cannot be read: b.mp4 .*, f.mov .not a video.*g.mp4"):
+        scan(dataset(folder, captions=captions))
+    manifest = scan(dataset(folder, captions=captions, on_problem="leave_out"))
+    assert [picture.name for picture in manifest.pictures] == ["a.png", "c.webm", "d.gif", "e.mkv"]
+    assert {outcomes(manifest)[name][0] for name in ("b.mp4", "f.mov", "g.mp4")} == {"left out"}
+
+
+def test_without_pyav_clips_are_refused_in_one_sentence(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ValueError, match=r"3 clips need the Python package av to be read in .*; install av"):
+        scan(dataset(folder))
+
+
+def test_clips_have_no_control_pictures(folder, tmp_path):
+    (tmp_path / "controls").mkdir()
+    for stem in "abcde":
+        Image.new("RGB", (64, 48)).save(tmp_path / "controls" / f"{stem}.png")
+    controls = ControlConfig(folders=(str(tmp_path / "controls"),))
+    with pytest.raises(ValueError, match="4 clips have no control picture"):
+        scan(dataset(folder, controls=controls))
+
+
+def test_a_known_clip_is_not_decoded_again_and_a_changed_one_is_another_dataset(folder, tmp_path, monkeypatch):
+    given = dataset(folder)
+    with Index(tmp_path / "kept" / "index") as index:
+        first = scan(given, index)
+        before = fingerprint(given, index)
+    monkeypatch.setattr("lora_atelier.trainer_core.data.scan.pictures.examine_film", None)
+    with Index(tmp_path / "kept" / "index") as index:
+        assert scan(given, index) == first
+    monkeypatch.undo()
+    (folder / "b.mp4").write_bytes(film(12))
+    assert fingerprint(given) != before and manifest_digest(scan(given)) != manifest_digest(first)
+
+
+def test_a_glance_counts_clips_before_any_model_is_known(folder):
+    (folder / "c.txt").unlink()
+    assert glance(ConceptConfig(folder=str(folder))) == (5, 1)

@@ -1,0 +1,112 @@
+"""Clips and pictures in one run of a model of clips: trained, resumed to the last bit, encoded as they are cut."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from durable import Cut, cut_at, equal
+from films import film
+from train_graph import draw_pictures
+from zoo.again import again
+from zoo.linked import linked, live_of
+from zoo.test_train import configure, run
+from zoo.zoo import ZOO
+
+from lora_atelier.nodes.comfyui.connected.vae import encode
+from lora_atelier.trainer_core.config import ClipConfig, ConceptConfig, DatasetConfig, Defaults, fill_dataset
+from lora_atelier.trainer_core.data.clips import rounded
+from lora_atelier.trainer_core.data.plan import build_plan
+from lora_atelier.trainer_core.data.scan import scan
+from lora_atelier.trainer_core.models.architectures import ARCHITECTURES
+
+OF_CLIPS = {row.kind: row for row in ARCHITECTURES if row.frames}
+
+
+def moving(seed):
+    """Draw coloured noise that moves to the right by two pixels a frame."""
+    picture = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
+    return lambda number: np.ascontiguousarray(np.roll(picture, 2 * number, 1))
+
+
+@pytest.fixture(scope="module")
+def concept(tmp_path_factory):
+    """Two clips, of 20 and of 12 frames, and a picture, each with a caption."""
+    folder = draw_pictures(tmp_path_factory.mktemp("concept") / "mixed", 1)
+    for name, frames in (("long", 20), ("short", 12)):
+        content = film(frames, rate=16, size=(128, 96), draw=moving(frames), format="matroska", codec="mpeg4")
+        (folder / f"{name}.mkv").write_bytes(content)
+        (folder / f"{name}.txt").write_text(f"a {name} film", encoding="utf-8")
+    return folder
+
+
+def of_clips(row, folder, **train):
+    """Configure a run on parts of nine frames that take turns."""
+    config = configure(linked(row), folder, **{"steps": 6, "batch_size": 2, "save_dtype": "float32"} | train)
+    clips = ClipConfig(frames=(9,), take="chunk", rate=0.0)
+    (one,) = config.dataset.concepts
+    return config.replace(dataset=DatasetConfig(concepts=(one.replace(clips=clips),)))
+
+
+@pytest.mark.parametrize("row", ["wan21_t2v", *again("wan22_5b", "hunyuan_video", "hunyuan_video15", "ltxv", "mochi")])
+def test_clips_and_pictures_train_in_one_run_that_resumes_to_the_last_bit(row, concept, tmp_path):
+    whole, notes = run(of_clips(row, concept), tmp_path / "whole")
+    assert whole.finished and len(whole.losses) == 6 and all(map(math.isfinite, whole.losses))
+    assert any(t.any() for name, t in whole.tensors.items() if "lora_up" in name)
+    frames = rounded(9, OF_CLIPS[ZOO[row].kind].frames)
+    assert f"64x64x{frames} " in "".join(notes) and "64x64 " in "".join(notes)
+    with pytest.raises(Cut):
+        run(of_clips(row, concept), tmp_path / "cut", step=cut_at(3))
+    result, _ = run(of_clips(row, concept), tmp_path / "cut")
+    assert "Resumed after step 3" in result.origin
+    assert equal(whole.tensors, result.tensors) and whole.losses == result.losses
+
+
+def test_the_rows_of_models_of_clips_have_the_frames_of_comfyuis_latents():
+    found = {name: row for name, row in ZOO.items() if row.kind in OF_CLIPS}
+    assert {row.kind for row in found.values()} == OF_CLIPS.keys()
+    for name, row in found.items():
+        form = live_of(linked(name)).model.model.latent_format
+        assert (form.latent_dimensions, form.temporal_downscale_ratio) == (3, OF_CLIPS[row.kind].frames), name
+
+
+def test_a_clip_is_encoded_as_the_frames_of_its_part(concept, tmp_path):
+    """What the cache holds is what the VAE makes of these frames, cut as the plan says."""
+    seen = []
+    base = linked("wan21_t2v")
+    vae = live_of(base).vae
+    own = vae.encode
+    vae.encode = lambda pixels: seen.append(pixels) or own(pixels)
+    config = of_clips("wan21_t2v", concept, steps=4).replace(base_model=base)
+    run(config, tmp_path)
+    assert {tuple(pixels.shape) for pixels in seen} == {(1, 64, 64, 3), (9, 64, 64, 3)}
+    assert sum(len(pixels) == 9 for pixels in seen) == 3  # the two parts of one clip, and the other clip
+    clip = next(pixels for pixels in seen if len(pixels) == 9)
+    assert len({frame.numpy().tobytes() for frame in clip}) == 9
+    model = live_of(base).model.model
+    latents = encode(model, vae, clip.movedim(-1, 0)[None] * 2 - 1)
+    assert latents.shape == (1, 16, 3, 8, 8)
+    first = encode(model, vae, clip[:1].movedim(-1, 1) * 2 - 1)
+    torch.testing.assert_close(latents[:, :, 0], first)
+
+
+def test_every_part_takes_its_turn_and_pictures_never_share_a_batch_with_clips(concept):
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(concept), clips=ClipConfig(frames=(5,), take="chunk")),))
+    dataset = fill_dataset(dataset, Defaults(clip_step=4, clip_rate=16.0))
+    config = of_clips("wan21_t2v", concept, steps=40)
+    plan = build_plan(scan(dataset), dataset, config.train)
+    taken = {}
+    for step in range(plan.steps):
+        for micro_batch in plan.step(step):
+            assert {sample.crop.shape for sample in micro_batch.samples} == {micro_batch.bucket}
+            for sample in micro_batch.samples:
+                taken.setdefault(plan.manifest.pictures[sample.picture].name, []).append(sample.crop.frames)
+    parts = {(0, 1, 2, 3, 4), (5, 6, 7, 8, 9), (10, 11, 12, 13, 14), (15, 16, 17, 18, 19)}
+    assert set(taken["long.mkv"]) == parts and set(taken["0.png"]) == {()}
+    counts = [taken["long.mkv"].count(part) for part in parts]
+    assert max(counts) - min(counts) <= 1
+    assert plan.views() == {
+        *(sample.view for step in range(plan.steps) for batch in plan.step(step) for sample in batch.samples)
+    }
+    again = build_plan(scan(dataset), dataset, config.train)
+    assert [again.step(k) for k in range(40)] == [plan.step(k) for k in range(40)]
