@@ -68,13 +68,12 @@ class Architecture:
     step: int = 0  # sides of pictures are multiples of it, in pixels; 0 in the table: latent pixels times patches
     pixels: Fraction | None = None  # per latent pixel, where pictures are scaled before the VAE; None: as the VAE does
     frames: int = 0  # of a clip per latent frame after the first; 0: it is trained on single pictures
-    rate: float = 0.0  # frames per second of the clips that it was made for
+    rate: int = 0  # frames per second of the clips that it was made for; 0: it draws single pictures
     rank: int = 16
     learning_rate: float = 1e-4
     resolution: int = 1024
     caption_dropout: float = 0.05
     source: str = "rank as OneTrainer, learning rate and caption dropout as ai-toolkit"  # of these
-    rate: int = 0  # frames a second of the clips that it draws; 0: it draws single pictures
     references: int = 0  # control pictures that it reads at most, as ComfyUI's reference latents
     alone: bool = False  # it also draws from a caption alone, its channels for a control picture empty
     seen: bool = False  # its text encoder reads control pictures, too
@@ -214,7 +213,6 @@ ARCHITECTURES = (
         frames=4,
         rate=24,
         sampling=Sampling(cfg=6.0),
-        rate=24,
         rank=32,
         resolution=768,
         source=MUSUBI,
@@ -234,7 +232,6 @@ ARCHITECTURES = (
         rate=24,
         guidance=1.0,
         sampling=Sampling(cfg=1.0, guidance=6.0),
-        rate=24,
         rank=32,
         learning_rate=2e-4,
         resolution=768,
@@ -474,7 +471,6 @@ ARCHITECTURES = (
         frames=4,
         rate=16,
         sampling=Sampling(cfg=5.0),
-        rate=16,
         rank=32,
         learning_rate=2e-4,
         resolution=768,
@@ -501,7 +497,6 @@ ARCHITECTURES = (
         frames=6,
         rate=30,
         sampling=Sampling(steps=30, cfg=4.5),
-        rate=24,
         resolution=512,
         untried=True,
         in_loras={"attn_qkv_[xy]$": "Mochi"},
@@ -542,7 +537,6 @@ ARCHITECTURES = (
         frames=8,
         rate=25,
         sampling=Sampling(steps=30, cfg=3.0),
-        rate=25,
         resolution=768,
         untried=True,
         in_loras={"adaln_single|patchify_proj": "PixArt or LTX"},
@@ -588,7 +582,6 @@ ARCHITECTURES = (
         frames=4,
         rate=24,
         sampling=Sampling(cfg=5.0),
-        rate=24,
         rank=32,
         learning_rate=2e-4,
         resolution=704,
