@@ -384,6 +384,8 @@ OTHERS = (
     Form("power.json", json.dumps({"model_family": "sdxl", "lr_scheduler": "polynomial", "lr_warmup_steps": 10}
          | {"learning_rate": 1e-4, "max_train_steps": 100}), {"schedule":
          [0.0, 1.0, 0.910436, 0.818599, 0.724089, 0.62636, 0.524611, 0.417583, 0.303012, 0.175738]}),
+    Form("whole.json", json.dumps({"model_family": "sdxl", "model_type": "full", "learning_rate": 1e-5}
+         | {"timestep_bias_strategy": "none"}), {"algorithm": "full", "rates": (1e-5, 0, 0), "left": []}),
     Form("shifts.json", json.dumps({"model_family": "flux", "flow_schedule_auto_shift": True, "max_train_steps": 100}),
          {"levels": [0.3667, 0.5155, 0.6045, 0.6711, 0.7257, 0.7728, 0.8152, 0.8548, 0.8943, 0.9395], "weights": FLAT}),
     Form("backends.json", json.dumps([{"id": "a", "dataset_type": "image", "caption_strategy": "instanceprompt",

@@ -26,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "caption_dropout_probability": 0.1, "checkpoint_step_interval": 500, "lora_dropout": 0.1, "loss_type": "l2",
     "flow_schedule_shift": 3.0, "flow_sigmoid_scale": 1.0, "validation_step_interval": 100, "huber_c": 0.1,
     "huber_schedule": "snr", "noise_offset_probability": 0.25, "noise_offset": 0.1,
+    "training_scheduler_timestep_spacing": "trailing", "timestep_bias_strategy": "none", "t5_padding": "unmodified",
 }  # fmt: skip
 FAMILIES = {"sdxl": "", "sd1x": "", "sd2x": "", "sd3": "sd3", "flux": "flux", "flux2": "flux2", "chroma": "chroma"} | {
     "pixart_sigma": "pixart", "qwen_image": "qwen_image", "wan": "wan", "hidream": "hidream", "lumina2": "lumina2",
@@ -91,7 +92,7 @@ def read_backends(values: list[Mapping[str, Any]], folder: Path) -> Imported:
 def read_simpletuner(values: Mapping[str, Any], folder: Path) -> Imported:
     """Read a configuration; folder: in which relative paths start."""
     given = Given({str(name).lstrip("-"): value for name, value in values.items()}, DEFAULTS)
-    if (trained := str(given.take("model_type"))) != "lora":
+    if (trained := str(given.take("model_type"))) not in ("lora", "full"):
         raise ValueError(f"its model_type is {trained:.60}, and here LoRAs are trained; set it to lora")
     found = Imported(program=PROGRAM, name=Path(str(given.take("output_dir") or "my_lora")).name or "my_lora")
     kind = str(given.take("model_family") or "")
@@ -101,8 +102,13 @@ def read_simpletuner(values: Mapping[str, Any], folder: Path) -> Imported:
         found.models["diffusion_model"] = str(given.take("pretrained_transformer_model_name_or_path") or path)
     else:
         found.put("base_model.path", path)
-    _network(found, given, folder)
-    put_number(found, given, "lora_dropout", "lora.dropout")
+    if trained == "full":
+        found.put("lora.algorithm", "full")
+        found.put("lora.preset", "auto" if found.family else "full")
+        given.ignore(("lora_rank", "lora_dropout", "lycoris_config"))
+    else:
+        _network(found, given, folder)
+        put_number(found, given, "lora_dropout", "lora.dropout")
     steps = number(found, given, "max_train_steps")
     epochs = number(found, given, "num_train_epochs")
     found.put("train.steps", whole(steps)) if steps else found.put("train.epochs", max(1, whole(epochs or 1)))
