@@ -125,10 +125,11 @@ def stray_tracebacks(log: str, said: set[str]) -> Iterator[str]:
 def test_prompts_changed_by_chance_get_a_result_or_one_sentence(
     server: ComfyServer, info: dict[str, Any], unchanged: dict[str, Prompt], pytestconfig: pytest.Config
 ) -> None:
-    """Each is the same everywhere: one of each prompt, or 500 with `--thorough`."""
+    """Each is the same everywhere: one of every other prompt, or 500 of all with `--thorough`."""
     comfy, names, log = ComfyClient(server.url), list(unchanged), len(server.log_text())
     wrong, queued = {}, {}
-    for number in range(500 if pytestconfig.getoption("thorough") else len(names)):
+    chosen = range(500) if pytestconfig.getoption("thorough") else range(0, len(names), 2)
+    for number in chosen:
         prompt, done = mutated(unchanged[names[number % len(names)]], info, number)
         queued[number], problem = send(comfy, prompt)
         wrong[number] = (problem, done)
