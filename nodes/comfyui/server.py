@@ -74,12 +74,9 @@ def add_question(
     async def read_and_answered(request: web.Request) -> web.StreamResponse:
         try:
             text = await request.read()
-            question = json.loads(text)
         except ConnectionError:  # the client has gone
             return web.Response(status=400)
-        except (ValueError, RecursionError):  # neither text nor JSON
-            return json_answer({"error": "The question is not JSON."}, status=400)
-        return await _answer(request, text, partial(answer, request, question))
+        return await _answer(request, text, lambda: answer(request, _parsed(text)))
 
     PromptServer.instance.routes.post(path)(guarded)
 
@@ -132,6 +129,14 @@ async def _answer(request: web.Request, text: bytes, answer: Callable[[], web.Re
     except Busy:
         return _busy()
     return web.Response(body=found.body, status=found.status, headers=found.headers)  # each is sent once
+
+
+def _parsed(text: bytes) -> Any:
+    """Parse a question; in a thread, as a large one would keep the server's loop."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as problem:  # neither text nor JSON
+        raise Refused("The question is not JSON.", 400) from problem
 
 
 async def _in_turn(length: int, answer: Callable[[], Awaitable[web.StreamResponse]]) -> web.StreamResponse:

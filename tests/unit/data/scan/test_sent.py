@@ -1,6 +1,6 @@
 """Files of another computer get names that stand in a folder of any system, and captions stay with their pictures."""
 
-import os
+import posixpath
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +54,6 @@ def test_any_name_stays_below_the_folder(sent: list[str]) -> None:
     assert len({name.casefold() for name in names}) == len(names)
     for name in names:
         parts = name.split("/")
-        assert os.path.normpath(name) == name and not name.startswith("/") and "\\" not in name
+        assert posixpath.normpath(name) == name and not name.startswith("/") and "\\" not in name
         assert not any(part.startswith(".") or part.rstrip(" .") != part or RESERVED.fullmatch(part) for part in parts)
         assert all(len(part.encode()) < 255 and part.isprintable() for part in parts)
