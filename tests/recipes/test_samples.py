@@ -267,7 +267,7 @@ def test_what_cannot_be_drawn_is_refused_before_a_model_is_loaded(config, tmp_pa
     for line, sentence in {
         "thing --ss deis": f"not drawn by the sampler deis of prompt 2; set --ss in {PROMPTS} to one",
         "thing --g 3": "Prompt 2 sets --g, but random-tiny takes no distilled guidance",
-        "thing --x 3": f"--x in prompt 2 of {PROMPTS} is none of --n, --w, --h, --d, --s, --l, --g, --ss, --f, --ci; re",
+        "thing --x 3": f"--x in prompt 2 of {PROMPTS} is none of --n, --w, --h, --d, --s, --l, --g, --ss, --f, --ci",
     }.items():
         with pytest.raises(ValueError) as refusal:
             run(config.replace(sample=PLAIN.replace(prompts=("thing", line))), tmp_path, cache, source=never)
