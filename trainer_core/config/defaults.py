@@ -88,7 +88,7 @@ def fill_dataset(dataset: DatasetConfig, defaults: Defaults, *, live: bool = Fal
 def fill_clips(clips: ClipConfig | None, defaults: Defaults) -> ClipConfig | None:
     """Fill in the rate of clips and the frames that a model of clips takes; None stays for others."""
     if not defaults.clip_step:
-        return clips
+        return clips and clips.replace(step=0)  # as a run of another model may have left it
     clips = clips or ClipConfig()
     rate = defaults.clip_rate if clips.rate == OPEN_RATE else clips.rate
     return clips.replace(rate=rate, step=defaults.clip_step)
