@@ -2,19 +2,22 @@
 
     COMFYUI_PATH=COMFYUI python assets/train_tiny_turbo.py --work DIR
 
-The student learns where the tiny flow model's guided sampler goes between four of its levels. The adapter is a LoRA
-that is trained on pictures by the student itself. Then a LoRA learns the example concept on the student, once alone
-and once with the adapter beneath, and draws on the student in four steps. What is in DIR is not made again.
+The student learns where the tiny flow model's guided sampler goes between four of its levels. One adapter is a
+LoRA that is trained on pictures by the student itself, another is extracted from both models. Then LoRAs learn the
+example concept on the student, alone and with an adapter beneath, and draw on the student in four steps. What is in DIR
+is not made again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import drawing
 import numpy as np
@@ -44,7 +47,9 @@ DIFFUSION = "model.diffusion_model."
 STEPS, SUBSTEPS, CFG = 4, 5, 4.0  # of the student; of the teacher between two levels of the student; the teacher's
 GUIDANCE = 3.5  # a number that means nothing to the teacher
 GROUNDS = ("blue", "green", "yellow", "white", "red", "orange")
-RATE, FIGURES = 2e-3, 6  # of the runs: the learning rate; plain figures beside the example concept
+RATE, ADAPTER_RATE = 2e-3, 4e-3  # learning rates of the LoRAs, and of the adapter
+EXTRACTED = 64  # rank of the extracted adapter
+SEEDS = (0, 1, 2)  # of the LoRAs
 SEED = 31_000  # of what is measured; pictures to learn from have smaller ones
 # Figures that no caption of the student's pictures asks for.
 PLAIN = (("square", "red", "blue"), ("heart", "pink", "green"), ("star", "blue", "white"),
@@ -59,9 +64,10 @@ class Size:
 
     paths: int = 256  # pictures by the teacher that the student learns from
     distil: int = 500  # steps of the student
-    pictures: int = 48  # by the student, for its adapter
-    adapter: int = 250  # steps of the adapter
-    steps: int = 250  # of each LoRA
+    pictures: int = 96  # by the student, for its adapter
+    beside: int = 36  # others by the student, beside the example concept
+    adapter: int = 500  # steps of the adapter
+    steps: int = 200  # of each LoRA
 
 
 def captions(count: int) -> list[str]:
@@ -166,22 +172,22 @@ def make_student(work: Path, size: Size) -> Path:
     return path
 
 
-def draw_concept(student: Loaded, folder: Path, count: int) -> ConceptConfig:
-    """Let the student draw captioned pictures in its four steps, as *Drawn Pictures* does."""
-    folder.mkdir(exist_ok=True)
-    prompts = captions(count)
-    for number, pixels in enumerate(draw(student, prompts, cfg=1.0, steps=STEPS)):
-        Image.fromarray(pixels).save(folder / f"{number:02}.png")
-        (folder / f"{number:02}.txt").write_text(prompts[number], encoding="utf-8")
-    return ConceptConfig(folder=str(folder))
+def draw_concept(student: Loaded, folder: Path, rows: range, role: Any = "train") -> ConceptConfig:
+    """Let the student draw pictures of some of the captions in its four steps, as *Drawn Pictures* does."""
+    if not folder.exists():
+        folder.mkdir()
+        prompts = captions(rows.stop)[rows.start :]
+        for number, pixels in enumerate(draw(student, prompts, cfg=1.0, steps=STEPS, seed=rows.start)):
+            Image.fromarray(pixels).save(folder / f"{number:02}.png")
+            (folder / f"{number:02}.txt").write_text(prompts[number], encoding="utf-8")
+    return ConceptConfig(folder=str(folder), role=role)
 
 
-def run_of(name: str, steps: int, *others: ConceptConfig, beneath: Path | None = None) -> RunConfig:
-    """Describe a run on the student, whose file has that name; beneath: the adapter."""
+def run_of(name: str, steps: int, rate: float, seed: int, *others: ConceptConfig) -> RunConfig:
+    """Describe a run on the student, whose file has that name."""
     base = BaseModelConfig(path=name, connected=ConnectedConfig(guidance=GUIDANCE))
-    run = concept.learning_run(base, SampleConfig(), *others, rank=32, rate=RATE, steps=steps)
-    adapter = (BeneathConfig(path=str(beneath), training_only=True),) if beneath else ()
-    return run.replace(lora=run.lora.replace(beneath=adapter))
+    run = concept.learning_run(base, SampleConfig(), *others, rank=32, rate=rate, steps=steps)
+    return run.replace(train=run.train.replace(seed=seed, batch_size=2))
 
 
 def train(student: Loaded, run: RunConfig, path: Path) -> Path:
@@ -196,76 +202,103 @@ def train(student: Loaded, run: RunConfig, path: Path) -> Path:
     return path
 
 
-def train_loras(student: Loaded, name: str, work: Path, size: Size) -> dict[str, Path]:
-    """Train the adapter on the student's pictures, then a LoRA on the example concept without it, and one with it."""
-    drawn = work / "drawn"
-    adapter = work / "adapter.safetensors"
-    if not adapter.exists():
-        own = draw_concept(student, drawn, size.pictures)
-        run = run_of(name, size.adapter)
-        train(student, run.replace(dataset=DatasetConfig(concepts=(own,))), adapter)
-    (plain := work / "plain").mkdir(exist_ok=True)
-    concept.draw_plain_figures(plain, FIGURES)
-    beside = ConceptConfig(folder=str(plain), role="regularisation")
-    return {
-        "adapter": adapter,
-        "alone": train(student, run_of(name, size.steps, beside), work / "alone.safetensors"),
-        "on the adapter": train(student, run_of(name, size.steps, beside, beneath=adapter), work / "on.safetensors"),
-    }
+def train_adapter(student: Loaded, name: str, work: Path, size: Size) -> Path:
+    """Train an adapter on the student's own pictures, as the template *Make a training adapter* does."""
+    own = draw_concept(student, work / "drawn", range(size.pictures))
+    run = run_of(name, size.adapter, ADAPTER_RATE, 0).replace(dataset=DatasetConfig(concepts=(own,)))
+    return train(student, run, work / "adapter.safetensors")
+
+
+def extract_adapter(student: Path, work: Path) -> Path:
+    """Extract an adapter: what turns the student back into the tiny flow model."""
+    from lora_atelier.trainer_core.lora_files.cli import main
+
+    path = work / "extracted.safetensors"
+    if not path.exists() and main([
+        "extract", str(FLOW), "--base", str(student), "--rank", str(EXTRACTED), "--to", str(path),
+        "--comfyui", os.environ["COMFYUI_PATH"],
+    ]):  # fmt: skip
+        raise SystemExit("No adapter was extracted.")
+    return path
+
+
+def train_concept(student: Loaded, name: str, path: Path, size: Size, seed: int, adapter: Path | None = None) -> Path:
+    """Train a LoRA on the example concept, beside pictures of the student's own; on the adapter if there is one."""
+    rows = range(size.pictures, size.pictures + size.beside)
+    beside = draw_concept(student, path.parent / "beside", rows, "regularisation")
+    run = run_of(name, size.steps, RATE, seed, beside)
+    if adapter:
+        run = run.replace(lora=run.lora.replace(beneath=(BeneathConfig(path=str(adapter), training_only=True),)))
+    return train(student, run, path)
 
 
 def draw_with(model: Loaded, lora: Path | None, steps: int = STEPS, cfg: float = 1.0) -> torch.Tensor:
-    """Draw pictures with the trigger word, one on each of GROUNDS, then one of each of PLAIN; (N, 128, 128, 3)."""
+    """Draw pictures with the trigger word, one on each of GROUNDS, then two of each of PLAIN; (N, 128, 128, 3)."""
     if lora:
         patched, _ = comfy.sd.load_lora_for_models(model.model, None, load_file(lora), 1.0, 0.0)
         model = replace(model, model=patched)
-    prompts = [*(f"a mossling on a {ground} background" for ground in GROUNDS), *concept.plain_prompts(PLAIN)]
+    prompts = [*(f"a mossling on a {ground} background" for ground in GROUNDS), *concept.plain_prompts(PLAIN * 2)]
     return torch.from_numpy(draw(model, prompts, cfg=cfg, steps=steps, seed=SEED))
 
 
-def judge(pictures: torch.Tensor, own: torch.Tensor) -> dict[str, float]:
-    """Judge pictures of `draw_with`; own: those of the student alone.
+def judge(pictures: torch.Tensor, own: torch.Tensor, undistilled: torch.Tensor, goal: torch.Tensor) -> dict[str, float]:
+    """Judge pictures of `draw_with`; others from the same noise: the student's own, those in four steps without
+    guidance by the model that it was distilled from, and those that it was taught to reach.
 
-    motif: mean score of those with the trigger word. followed: share of the others' shapes, colours and grounds that
-    are as asked for. moved: by how many grey levels the others differ from the student's own.
+    motif: mean score of those with the trigger word. Of the others, followed: share of their shapes, colours and
+    grounds that are as asked for; undone: share of the way from the student's own to the undistilled model's; away:
+    grey levels from the goal.
     """
-    motifs, plain = pictures[: len(GROUNDS)], pictures[len(GROUNDS) :]
-    read = [read_picture(each.numpy()) for each in plain]
-    right = sum(a == b for got, wanted in zip(read, PLAIN, strict=True) for a, b in zip(got, wanted, strict=True))
-    moved = (plain.float() - own[len(GROUNDS) :].float()).abs().mean()
+    first = len(GROUNDS)
+    plain, own, undistilled, goal = (each[first:].float() for each in (pictures, own, undistilled, goal))
+    read = [read_picture(each.numpy()) for each in pictures[first:]]
+    right = sum(a == b for got, wanted in zip(read, PLAIN * 2, strict=True) for a, b in zip(got, wanted, strict=True))
+    way = undistilled - own
     return {
-        "motif": float(concept.motif_score(motifs / 255).mean()),
-        "followed": right / (3 * len(PLAIN)),
-        "moved": float(moved),
+        "motif": float(concept.motif_score(pictures[:first] / 255).mean()),
+        "followed": right / (3 * len(read)),
+        "undone": float(((plain - own) * way).sum() / way.square().sum()),
+        "away": float((plain - goal).abs().mean()),
     }
 
 
-def prove(work: Path, size: Size) -> dict[str, dict[str, float]]:
-    """Make what is not there yet; give the judgement of each way to draw, and keep its pictures."""
+def prove(work: Path, size: Size, seeds: Sequence[int] = SEEDS) -> dict[str, list[dict[str, float]]]:
+    """Make what is not there yet; give the judgements of each way to draw, one for each seed, and keep its pictures."""
     path = make_student(work, size)
     teacher, student = load(), load(path)
-    loras = train_loras(student, path.name, work, size)
-    shown = {
-        "tiny flow model, 20 steps, cfg 4": draw_with(teacher, None, STEPS * SUBSTEPS, CFG),
-        "tiny flow model, 4 steps, cfg 4": draw_with(teacher, None, STEPS, CFG),
-        "tiny flow model, 4 steps, cfg 1": draw_with(teacher, None),
-        "student, 4 steps, cfg 1": draw_with(student, None),
-        "student with its adapter, 4 steps, cfg 1": draw_with(student, loras["adapter"]),
-        "LoRA trained alone, 4 steps, cfg 1": draw_with(student, loras["alone"]),
-        "LoRA trained on the adapter, 4 steps, cfg 1": draw_with(student, loras["on the adapter"]),
+    adapters = {
+        "its adapter of own pictures": train_adapter(student, path.name, work, size),
+        "its extracted adapter": extract_adapter(path, work),
     }
-    for name, pictures in shown.items():
-        rows = [torch.cat(list(pictures[i : i + 6]), 1) for i in range(0, len(pictures), 6)]
+    shown = {
+        f"tiny flow model, {STEPS * SUBSTEPS} steps, cfg {CFG:g}": [draw_with(teacher, None, STEPS * SUBSTEPS, CFG)],
+        "tiny flow model": [draw_with(teacher, None)],
+        "student": [draw_with(student, None)],
+        **{f"student with {name}": [draw_with(student, adapter)] for name, adapter in adapters.items()},
+    }
+    for name, adapter in {"alone": None, **{f"on {name}": each for name, each in adapters.items()}}.items():
+        shown[f"LoRA trained {name}"] = drawn = list[torch.Tensor]()
+        for seed in seeds:
+            file = work / f"{adapter.stem if adapter else 'alone'}-{seed}.safetensors"
+            drawn.append(draw_with(student, train_concept(student, path.name, file, size, seed, adapter)))
+    goal, undistilled, own = (each[0] for each in list(shown.values())[:3])
+    for name, drawn in shown.items():
+        rows = [torch.cat(list(drawn[0][i : i + 6]), 1) for i in range(0, len(drawn[0]), 6)]
         Image.fromarray(torch.cat(rows).numpy()).save(work / f"{name}.png")
-    return {name: judge(pictures, shown["student, 4 steps, cfg 1"]) for name, pictures in shown.items()}
+    return {name: [judge(each, own, undistilled, goal) for each in drawn] for name, drawn in shown.items()}
 
 
-def render(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Write the judgements as a table in Markdown."""
-    lines = ["| drawn by | motif | captions followed | moved, grey levels |", "|---|---|---|---|"]
-    lines += [
-        f"| {name} | {row['motif']:.3f} | {row['followed']:.0%} | {row['moved']:.1f} |" for name, row in found.items()
-    ]
+def render(found: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """Write the judgements as a table in Markdown: means over the seeds, with the lowest and the highest."""
+    forms = {"motif": "{:.3f}", "followed": "{:.0%}", "undone": "{:.0%}", "away": "{:.1f}"}
+    lines = [f"| drawn by | {' | '.join(forms)} |", "|---|---|---|---|---|"]
+    for name, runs in found.items():
+        cells = list[str]()
+        for key, form in forms.items():
+            values = [each[key] for each in runs]
+            spread = f" ({form.format(min(values))} to {form.format(max(values))})" if len(values) > 1 else ""
+            cells.append(form.format(sum(values) / len(values)) + spread)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -50,9 +50,16 @@ def test_a_student_learns_where_the_teacher_goes_and_is_known_as_distilled(turbo
         check_distilled(student.model, confirmed=False)
     assert (sampling_of(student.model).steps, sampling_of(student.model).cfg) == (8, 1.0)
 
+    adapter = turbo.extract_adapter(path, tmp_path)
+    drawn = [turbo.draw_with(model, lora).float() for model, lora in
+             ((turbo.load(), None), (student, None), (student, adapter))]  # fmt: skip
+    assert (drawn[2] - drawn[0]).abs().mean() < 0.3 * (drawn[1] - drawn[0]).abs().mean()
 
-def test_pictures_are_judged_against_the_students_own(turbo: ModuleType) -> None:
-    own = torch.full((len(turbo.GROUNDS) + len(turbo.PLAIN), 128, 128, 3), 60, dtype=torch.uint8)
-    found = turbo.judge(own + 10, own)
-    assert found["moved"] == pytest.approx(10) and found["motif"] < 0 and found["followed"] < 0.5
-    assert turbo.render({"a": found, "b": found}).count("\n") == 3
+
+def test_pictures_are_judged_by_their_way_back_to_the_undistilled_models(turbo: ModuleType) -> None:
+    own = torch.full((len(turbo.GROUNDS) + 2 * len(turbo.PLAIN), 128, 128, 3), 60, dtype=torch.uint8)
+    found = turbo.judge(own + 10, own, own + 40, own + 4)
+    assert found["undone"] == pytest.approx(0.25) and found["away"] == pytest.approx(6)
+    assert found["motif"] < 0 and found["followed"] < 0.5
+    text = turbo.render({"a": [found], "b": [found, {**found, "undone": 0.75}]})
+    assert text.count("\n") == 3 and "| 50% (25% to 75%) |" in text and "| 25% | 6.0 |" in text
