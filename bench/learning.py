@@ -80,10 +80,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "init eva": {"lora": {"init": "eva"}},
     "init lora_ga": {"lora": {"init": "lora_ga"}},
     "init pissa": {"lora": {"init": "pissa"}},
+    "compute int8": {"memory": {"compute": "int8"}},
+    "compute float8": {"memory": {"compute": "float8"}},
     "flow model": {},
     "flow model, weighting cos_map": {"objective": {"weighting": "cos_map"}},
     "flow model, weighting sigma_sqrt": {"objective": {"weighting": "sigma_sqrt"}},
     "flow model, mixflow 0.8": {"objective": {"mixflow": 0.8}},
+    "flow model, compute int8": {"memory": {"compute": "int8"}},
+    "flow model, compute float8": {"memory": {"compute": "float8"}},
     "flow model, beta 1 2": {"objective": {"timestep_distribution": "beta", "beta_a": 1.0, "beta_b": 2.0}},
     "flow model, mixflow 0.8, beta 1 2": {
         "objective": {"mixflow": 0.8, "timestep_distribution": "beta", "beta_a": 1.0, "beta_b": 2.0}
