@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..trainer_core.config import is_column
 from ..trainer_core.workflow.settings import read_controls
 from .comfyui import folders
 from .node import Node
@@ -42,12 +43,14 @@ class AtelierControlPictures(Node):
     def validate_inputs(cls, folder: str | None = None) -> bool | str:
         """Refuse a folder that does not exist before anything runs."""
         # ComfyUI repeats the sentence for every input that is named here; the other folders are checked when it runs.
-        return complaint(folder, lambda text: folders.find_folder(text, NODE))
+        return complaint(folder, lambda text: is_column(text) or folders.find_folder(text, NODE))
 
     @classmethod
     def fingerprint_inputs(cls, folder: str = "", folder_2: str = "", folder_3: str = "", **_: object) -> str:
         """Hash the control pictures."""
-        named = [folders.find_folder(each, NODE) for each in (folder, folder_2, folder_3) if each]
+        named = [
+            folders.find_folder(each, NODE) for each in (folder, folder_2, folder_3) if each and not is_column(each)
+        ]
         return " ".join(map(folders.fingerprint, named))
 
     @classmethod

@@ -16,6 +16,7 @@ from .dataset import (
     ControlConfig,
     DatasetConfig,
     MaskConfig,
+    is_column,
 )
 from .defaults import OPEN, Defaults, describe_filled, fill, fill_dataset, fill_lora, fill_train, resolution_remarks
 from .embedding import EmbeddingConfig
@@ -96,6 +97,7 @@ __all__ = [
     "fill_name",
     "fill_train",
     "for_reader",
+    "is_column",
     "node",
     "parse_prompts",
     "plain_folder",

@@ -91,6 +91,11 @@ class MaskConfig(Config):
             raise ValueError(f"The mask suffix is empty; set {self.named('suffixes')}, for example to {MASK_SUFFIX}.")
 
 
+def is_column(folder: str) -> bool:
+    """Tell whether a folder of control pictures is a column of a caption table instead, as musubi-tuner names it."""
+    return re.fullmatch(r"control_path(_\d+)?", folder.strip()) is not None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlConfig(Config):
     """Folders of control pictures, found by the names of the pictures, and what they are for."""
@@ -100,7 +105,7 @@ class ControlConfig(Config):
 
     folders: tuple[str, ...] = needed(
         "The folder of control pictures. That of cat.jpg is cat with any picture ending, in the same sub-folder or "
-        f"directly in the folder. {FOLDER_RULE}",
+        f"directly in the folder. control_path takes the files that a column of a caption table names. {FOLDER_RULE}",
         placeholder="my_character_before",
         socketless=True,
         label="folder",
@@ -120,6 +125,11 @@ class ControlConfig(Config):
         "any model. One folder, fit as_picture. Steps take about twice as long.",
         optional=True,
     )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """List the columns of a caption table among the folders."""
+        return tuple(filter(is_column, self.folders))
 
     @property
     def paired(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..common.axes import Size
-from ..config import ControlConfig
+from ..config import ControlConfig, is_column
 from .crops import Crop, fit
 from .masks import folder_beside
 
@@ -42,7 +42,7 @@ References = tuple[Reference, ...]  # of one sample, in the order in which the m
 
 def control_folders(concept_folder: Path, config: ControlConfig | None) -> list[Path]:
     """Find a concept's folders of control pictures; relative ones start at the concept's folder."""
-    return [folder_beside(concept_folder, folder) for folder in config.folders] if config else []
+    return [folder_beside(concept_folder, each) for each in config.folders if not is_column(each)] if config else []
 
 
 def same_shape(size: Size, other: Size) -> bool:

@@ -39,6 +39,7 @@ from ..config import (
     SavesConfig,
     SchedulerConfig,
     TrainConfig,
+    is_column,
     node,
     parse_prompts,
     put_beneath,
@@ -194,7 +195,9 @@ def read_controls(
     Concepts whose pictures are the same at both ends of a pair get no other end.
     """
     named = [folder, *filter(None, (folder_2, folder_3))]
-    found = tuple(str(places.find_folder(each, ControlConfig.NODE)) for each in named)
+    found = tuple(
+        each.strip() if is_column(each) else str(places.find_folder(each, ControlConfig.NODE)) for each in named
+    )
     controls = ControlConfig(folders=found, **values)
     concepts = [
         concept

@@ -25,7 +25,7 @@ from ..masks import mask_endings, mask_folder
 from .caption_sources import TEXT_EXTENSIONS, captions_beside, read_captions
 from .caption_tables import TABLES
 from .clips import clips_among, tell_fates
-from .control_files import read_controls
+from .control_files import read_controls, read_named
 from .folder import (
     ELSEWHERE,
     UNOPENED,
@@ -237,6 +237,7 @@ def _find_pictures(number: int, report: Report) -> tuple[Path, list[File], list[
             unopened, UNOPENED, f"{some} in {folder} cannot be opened: {names(unopened)}; {why}", "rename it"
         )
     files = [file for file in files if not file.ignored]
+    report.named = read_named(folder, files, concept, report.access)
     found = pictures_among(folder, files, report)
     if not found:
         if not report.errors:
@@ -396,9 +397,24 @@ def _contents(concept: ConceptConfig, index: Index, access: Access, *, any_endin
         yield from listing(mask_folder(folder, masks), True, mask_endings(masks.suffixes))
     for place in control_folders(folder, concept.controls):
         yield from listing(place, True, (*picture_extensions(), *PACKAGES))
+    if concept.controls and concept.controls.columns and access.allows(folder):
+        yield from _named(folder, concept, index, access)
     if captions.source in ("one_file", "table") and captions.file.strip():
         named = folder / captions.file.strip()
         yield from listing(named.parent, False, (named.name.lower(),))
+
+
+def _named(folder: Path, concept: ConceptConfig, index: Index, access: Access) -> Iterable[str]:
+    """Yield digests of the control pictures that the caption table names."""
+    try:
+        files = [file for file in list_files(folder, concept.recursive, access) if not file.ignored]
+    except OSError as error:
+        yield str(error)
+        return
+    paths = {path for row in read_named(folder, files, concept, access).values() for path in row.values()}
+    there = [file_at(path) for path in sorted(paths) if access.allows(path) and path.is_file()]
+    for file, digest in zip(there, index.digests(there), strict=True):
+        yield f"{file.name}\0{digest}\n"
 
 
 def _listing(

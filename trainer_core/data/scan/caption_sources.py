@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ...common.cancel import look
 from ...common.disk_errors import reason
@@ -14,7 +15,7 @@ from ...common.wording import count, names
 from ...config import CaptionConfig, setting
 from ..captions import has_wildcards
 from .caption_files import caption_lines, choose_lines, read_text
-from .caption_tables import CONTROL_COLUMN, TABLE_NAMES, TABLES, find_table, read_caption, read_table, table_captions
+from .caption_tables import TABLE_NAMES, TABLES, find_table, read_caption, read_table, table_captions
 from .folder import File, numbered, refused, same_name
 from .report import Report
 
@@ -102,14 +103,13 @@ def _texts_beside(folder: Path, found: list[File], files: list[File], report: Re
 def _texts_in_one_file(folder: Path, found: list[File], files: list[File], report: Report) -> Lines:
     """Read the captions of all pictures from one file: the same lines for each, or a table by name."""
     captions = report.concept.captions
-    name = captions.file.strip() or find_table(file.name for file in files)
-    if not name:
+    path = table_path(folder, files, captions)
+    if path is None:
         report.errors.append(
             f"There is no caption table in {folder} (metadata.jsonl, metadata.csv, captions.json ...); write one, or "
             f"set {setting('captions.file')} to its name."
         )
         return {}
-    path = Path(os.path.normpath(folder / name))
     if not report.access.allows(path):
         report.errors.append(refused(path, setting("captions.file")))
         return {}
@@ -127,6 +127,12 @@ def _texts_in_one_file(folder: Path, found: list[File], files: list[File], repor
         return {}
 
 
+def table_path(folder: Path, files: list[File], captions: CaptionConfig) -> Path | None:
+    """Find the file that holds the captions of all pictures."""
+    name = captions.file.strip() or find_table(file.name for file in files)
+    return Path(os.path.normpath(folder / name)) if name else None
+
+
 def _same_for_all(path: Path, found: list[File], report: Report) -> Lines:
     """Read the lines of one file for all pictures; raises ValueError and OSError."""
     captions = report.concept.captions
@@ -142,8 +148,8 @@ def _same_for_all(path: Path, found: list[File], report: Report) -> Lines:
 def _by_name(folder: Path, path: Path, found: list[File], report: Report) -> Lines:
     """Read the captions of the pictures from a table; raises ValueError and OSError."""
     captions = report.concept.captions
-    columns: set[str] = set()
-    matched = table_captions(read_table(path, captions.encoding, columns), [file.name for file in found])
+    named: dict[str, dict[str, Any]] = {}
+    matched = table_captions(read_table(path, captions.encoding, named), [file.name for file in found])
     lines = {name: choose_lines(each, captions.lines, f"{path}, {name},") for name, each in matched.captions.items()}
     if matched.unmatched:
         some = count(matched.unmatched, "entry names", "entries name")
@@ -151,10 +157,16 @@ def _by_name(folder: Path, path: Path, found: list[File], report: Report) -> Lin
     if matched.by_file_name:
         some = count(matched.by_file_name, "picture was", "pictures were")
         report.notes.append(f"{some} matched in {path.name} by the file name alone: {names(matched.by_file_name)}.")
-    if report.concept.controls is None and any(column.startswith(CONTROL_COLUMN) for column in columns):
+    controls = report.concept.controls
+    if named and controls is None:
         report.notes.append(
-            f"{path.name} names control pictures, which are not used; put them into a folder, each named like its "
-            f"picture, and set {setting('controls.folders')} to it."
+            f"{path.name} names control pictures, which are not used; set {setting('controls.folders')} to "
+            f"{min(column for row in named.values() for column in row)}."
+        )
+    elif named and controls and not controls.columns:
+        report.notes.append(
+            f"{path.name} names control pictures, too; those of {', '.join(controls.folders)} count. Set "
+            f"{setting('controls.folders')} to control_path to use the table's."
         )
     _remark(lines, captions, report)
     return lines | _missing(folder, list(matched.missing), len(found), f" in {path.name}", report)

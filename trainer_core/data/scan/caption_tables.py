@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from ...config import setting
+from ...config import is_column, setting
 from .caption_files import (
     LONGEST_LINE,
     NO_TEXT,
@@ -42,7 +42,6 @@ TABLE_NAMES = (  # in order of preference: Hugging Face, plain, then sd-scripts'
 )
 TABLES = (".json", ".jsonl", ".csv", ".tsv")
 FILE_COLUMNS = ("file_name", "file", "image", "filename", "path", "image_path")  # the first present one counts
-CONTROL_COLUMN = "control_path"  # of musubi-tuner, also control_path_0 and so on
 TEXT_COLUMNS = ("text", "caption", "prompt")  # the first present one counts; `tags` are appended to it
 
 
@@ -50,6 +49,7 @@ TEXT_COLUMNS = ("text", "caption", "prompt")  # the first present one counts; `t
 class TableMatch:
     """The entries of a caption table, matched with pictures."""
 
+    entries: dict[str, str]  # picture name -> name in the table
     captions: dict[str, tuple[str, ...]]  # picture name -> lines
     missing: tuple[str, ...]  # pictures without an entry
     unmatched: tuple[int, ...]  # numbers of the entries without a picture, from 1; names from a file are not repeated
@@ -72,12 +72,14 @@ def read_caption(path: Path, encoding: str, mode: LineChoice) -> tuple[str, ...]
     return choose_lines(lines, mode, path)
 
 
-def read_table(path: Path, encoding: str = "auto", seen: set[str] | None = None) -> dict[str, tuple[str, ...]]:
+def read_table(
+    path: Path, encoding: str = "auto", controls: dict[str, dict[str, Any]] | None = None
+) -> dict[str, tuple[str, ...]]:
     """Read picture name -> caption lines from .jsonl, .json, .csv or .tsv; raises ValueError that names file and line.
 
     Names are lower-case posix paths, relative to the table's folder if they are inside it. A text is split into lines
     as a caption file is; in a list of texts each is one line. `tags` are appended to the caption, as sd-scripts does;
-    a list of tags is one line. seen: takes the names of all columns.
+    a list of tags is one line. controls: takes the columns of control pictures of each picture that has some.
     """
     readers = {".jsonl": _json_lines, ".json": _json_entries, ".csv": _csv_rows, ".tsv": _csv_rows}
     reader = readers.get(path.suffix.lower())
@@ -91,8 +93,8 @@ def read_table(path: Path, encoding: str = "auto", seen: set[str] | None = None)
         where = f"{path}, {position}"
         key = _picture_key(where, name).removeprefix(folder)
         lines = _row_lines(where, columns)
-        if seen is not None:
-            seen.update(columns)
+        if controls is not None and (own := {each: columns[each] for each in columns if is_column(each)}):
+            controls[key] = own
         if table.setdefault(key, lines) != lines:
             raise ValueError(f"{where}: this picture has another caption above; remove one of them.")
         entries, size = entries + max(len(lines), 1), size + sum(map(len, lines))
@@ -128,6 +130,7 @@ def table_captions(table: dict[str, tuple[str, ...]], names: Sequence[str]) -> T
         entries[name] = entry
     used = set(entries.values())
     return TableMatch(
+        entries=entries,
         captions={name: table[entry] for name, entry in entries.items()},
         missing=tuple(name for name in names if name not in entries),
         unmatched=tuple(number for number, entry in enumerate(table, 1) if entry not in used),

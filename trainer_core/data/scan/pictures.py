@@ -16,6 +16,7 @@ from ..controls import control_folders
 from ..films import ANIMATED, FILM_EXTENSIONS, PACKAGE, FilmError, examine_film, has_decoder
 from ..images import DECODER_ERRORS, PACKAGES, decoder_error, examine, picture_extensions
 from ..masks import is_mask_name, mask_folder
+from .caption_tables import table_key
 from .folder import File, same_name, unlisted
 from .index import FileFacts, Index
 from .report import Report
@@ -45,8 +46,12 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
     strange: list[str] = []
     films: list[File] = []
     lacking: dict[str, str] = {}
+    controls = {path for row in report.named.values() for path in row.values()}
+    entries = {entry for row in report.named.values() for entry in row}  # a picture may be one and have one
     for file in files:
-        if what := next((what for place, what in apart.items() if file.path.is_relative_to(place)), ""):
+        if file.path in controls and table_key(file.name) not in entries:
+            report.outcomes[file.name] = ("not used", "a control picture by its table")
+        elif what := next((what for place, what in apart.items() if file.path.is_relative_to(place)), ""):
             report.outcomes[file.name] = ("not used", f"in the folder of {what}")
         elif file.extension in readable:
             if not is_mask_name(file.path.name, masks):

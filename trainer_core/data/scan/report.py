@@ -30,6 +30,7 @@ class Report:
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> (outcome, why)
+    named: dict[str, dict[str, Path]] = field(default_factory=dict)  # column of a table -> entry -> control picture
     texts: dict[str, Path] = field(default_factory=dict)  # name of a picture -> the text file beside it
 
     def problem(self, who: Iterable[str], why: str, sentence: str, remedy: str = "") -> None:

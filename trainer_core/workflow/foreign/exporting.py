@@ -585,7 +585,10 @@ def _ai_dataset(
         said |= {"masks.source", "masks.folder", "masks.unmasked_weight", "masks.unmasked_probability", "masks.missing"}
     elif masks:
         left.append(f"{setting('masks.source')} = {masks.source!r}")
-    if concept.controls:
+    if concept.controls and concept.controls.columns:
+        left.append(f"{setting('controls.folders')} = {concept.controls.columns[0]!r}")
+        said |= {"controls.folders"}
+    elif concept.controls:
         given["control_path"] = list(concept.controls.folders)
         said |= {"controls.folders", "controls.fit", "controls.use"}
     left += unsaid_of(concept, said)

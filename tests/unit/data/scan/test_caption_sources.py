@@ -55,7 +55,7 @@ def test_a_table_that_names_control_pictures_says_how_they_are_used(tmp_path: Pa
     manifest = read(tmp_path, captions=CaptionConfig(source="table"))
     assert manifest.pictures[0].lines == ("a cat",)
     (note,) = manifest.notes
-    assert note.startswith("captions.jsonl names control pictures") and "folder of Control Pictures" in note
+    assert note.startswith("captions.jsonl names control pictures") and note.endswith(f"Control Pictures to {column}.")
 
 
 def test_missing_captions_are_named_and_counted(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Every picture gets its control pictures, or is named; what they are counts for the run's key."""
 
+import json
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from scan_folder import draw, read
 
 from lora_atelier.trainer_core.common.access import access_to
-from lora_atelier.trainer_core.config import ConceptConfig, ControlConfig, DatasetConfig
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, ControlConfig, DatasetConfig
 from lora_atelier.trainer_core.data.scan import fingerprint, manifest_digest, manifest_parts, scan
 
 
@@ -132,3 +133,54 @@ def test_a_slider_has_one_other_end_which_is_cut_alike(tmp_path: Path) -> None:
         controls(tmp_path, "a", "b", use="slider")
     with pytest.raises(ValueError, match="cut alike; set fit of Control Pictures to as_picture"):
         controls(tmp_path, "a", use="slider", fit="whole")
+
+
+def tabled(folder: Path, **changes: str) -> dict[str, object]:
+    """Write pictures with control pictures beside and elsewhere, and a table of musubi-tuner; give the settings."""
+    for name in ("a", "b"):
+        draw(folder / f"{name}.png", (1, ord(name), 0), caption=None)
+        draw(folder / f"{name} before.png", (2, ord(name), 0), caption=None)
+        draw(folder.parent / "elsewhere" / f"{name}.png", (3, ord(name), 0), caption=None)
+    rows = [
+        {
+            "image_path": f"{folder}/{name}.png",
+            "control_path_0": f"{name} before.png",
+            "control_path_1": f"{folder.parent}/elsewhere/{name}.png",
+            "caption": f"a {name}",
+            **changes,
+        }
+        for name in ("a", "b")
+    ]
+    (folder / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return {"captions": CaptionConfig(source="table"), "controls": ControlConfig(folders=("control_path_0",))}
+
+
+def test_a_table_names_the_control_pictures_of_each_picture(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    settings = tabled(folder)
+    both = settings | {"controls": ControlConfig(folders=("control_path_1", "control_path_0"))}
+    manifest = read(folder, **both)
+    assert [(each.name, [c.path for c in each.controls]) for each in manifest.pictures] == [
+        (f"{name}.png", [tmp_path / "elsewhere" / f"{name}.png", folder / f"{name} before.png"]) for name in "ab"
+    ]
+    assert {each.outcome for each in manifest.outcomes if "before" in each.name} == {"control picture"}
+    assert manifest.notes == ()
+
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **both),))
+    before = fingerprint(dataset)
+    draw(tmp_path / "elsewhere" / "b.png", (9, 9, 9), caption=None)
+    assert fingerprint(dataset) != before
+    with pytest.raises(ValueError, match=r"elsewhere.a\.png lies outside the folders that may be read"):
+        scan(dataset, access=access_to([folder]))
+    linked = settings | {"controls": ControlConfig(folders=(str(tmp_path / "elsewhere"),))}
+    notes = [note for note in read(folder, on_problem="leave_out", **linked).notes if "control pictures, too" in note]
+    assert len(notes) == 1 and "elsewhere count. Set folder of Control Pictures to control_path" in notes[0]
+
+
+def test_what_a_table_lacks_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    settings = tabled(folder, control_path_0="gone.png")
+    with pytest.raises(ValueError, match="4 pictures have no control picture in control_path_0 of the table: a before"):
+        read(folder, **settings)
+    with pytest.raises(ValueError, match="control_path_0 is a column of a caption table, and captions come from text"):
+        read(folder, controls=settings["controls"], captions=CaptionConfig(missing="empty"))
