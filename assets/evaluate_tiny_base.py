@@ -31,7 +31,7 @@ def draw(prompts: tuple[str, ...], args: argparse.Namespace) -> np.ndarray:
         return from_comfyui.draw(from_comfyui.load(), prompts, cfg=args.cfg)
     base = load_base_model(BaseModelConfig(path=str(args.model), tokenizer=args.tokenizer))
     config = SampleConfig(prompts=prompts, negative="", width=128, height=128, steps=20, cfg=args.cfg, seed=0)
-    pictures = torch.stack([image for _, image in sample_images(base, config)])
+    pictures = torch.cat([image for _, image in sample_images(base, config)])
     return (pictures.numpy() * 255).round().astype(np.uint8)
 
 

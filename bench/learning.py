@@ -152,7 +152,7 @@ def draw_concept(base: BaseModelConfig, sample: SampleConfig, folder: Path, role
     from lora_atelier.trainer_core.training.sample import sample_images
 
     for number, (drawn, picture) in enumerate(sample_images(load_base_model(base), sample)):
-        save_image(picture.movedim(-1, 0), folder / f"{number:02}.png")
+        save_image(picture[0].movedim(-1, 0), folder / f"{number:02}.png")
         (folder / f"{number:02}.txt").write_text(drawn.prompt, encoding="utf-8")
     return ConceptConfig(folder=str(folder), role=role)
 

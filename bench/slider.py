@@ -54,7 +54,7 @@ def measure(of: str = OF[0], steps: int = STEPS, size: int = 128) -> dict[str, f
         for strength in STRENGTHS:
             base = load_base_model(run.base_model)
             merge_beneath(base, (BeneathConfig(path=str(result.path), strength=strength),))
-            drawn = torch.stack([image for _, image in sample_images(base, judged)])
+            drawn = torch.cat([image for _, image in sample_images(base, judged)])
             found[f"{strength:g}"] = float((drawn[..., 0] - drawn[..., 2]).mean())
     return found
 

@@ -12,7 +12,7 @@ const MOST_FILES = 20_000; // as nodes/routes.py takes
 const MOST_BYTES = 20 * 2 ** 30, LARGEST = 2 ** 29; // of all files, and of one
 const AT_ONCE = 3; // uploads
 const HIDDEN = /(^|\/)(\.|__MACOSX\/)/; // what Macs and others put into every zip
-const PICTURE = /^image\//, ZIP = /\.zip$/i;
+const PICTURE = /^(image|video)\//, ZIP = /\.zip$/i;
 /** @type {Record<string, (name: string) => string>} */
 const ZIPPED = {
   unreadable: (name) => t("{0} is no zip that can be read, or it is cut off; unpack it and drop the folder.", name),

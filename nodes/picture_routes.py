@@ -69,15 +69,20 @@ def of_a_picture(answer: Answered) -> Callable[[web.Request, Any], web.Response]
     )
 
 
-def find_picture(folder: Path, name: Any, allowed: Access) -> Path:
-    """Find a picture by its name within a folder; of a link, the place that it leads to must be allowed as well."""
-    from ..trainer_core.data.images import picture_extensions  # here, so that ComfyUI starts fast
+def find_picture(folder: Path, name: Any, allowed: Access, *, clips: bool = False) -> Path:
+    """Find a picture by its name within a folder; of a link, the place that it leads to must be allowed as well.
+
+    clips: the name may also be that of a clip.
+    """
+    from ..trainer_core.data.films import FILM_EXTENSIONS  # here, so that ComfyUI starts fast
+    from ..trainer_core.data.images import picture_extensions
     from ..trainer_core.data.scan.own_file import is_outside
 
     if not isinstance(name, str) or is_outside(name) or not allowed.allows(folder / name):
         raise Refused("picture must be the name of a picture inside the folder.", 400)
     path = folder / name
-    if path.suffix.lower() not in picture_extensions() or not folders.is_there(path):
+    endings = picture_extensions() | (FILM_EXTENSIONS if clips else frozenset())
+    if path.suffix.lower() not in endings or not folders.is_there(path):
         raise Refused(say("There is no picture {0}; it may have been deleted.", name), 404)
     return path
 
@@ -230,11 +235,12 @@ def _digest(place: Path) -> str:
 
 def answer_view(request: web.Request) -> web.Response:
     """Answer with a picture of a folder, upright; as `masked`, what its mask leaves out is red."""
+    from ..trainer_core.data.films import FilmError
     from ..trainer_core.data.images import DECODER_ERRORS, decoder_error
     from ..trainer_core.data.painted import draw_for_page
 
     folder = folders.find_folder(request.query.get("folder", ""), "Concept Dataset")
-    path, data = find_picture(folder, request.query.get("picture"), folders.access()), io.BytesIO()
+    path, data = find_picture(folder, request.query.get("picture"), folders.access(), clips=True), io.BytesIO()
     kind = request.query.get("as", "masked")
     if kind not in SIDES:
         raise Refused(f"as must be {', '.join(SIDES)}.", 400)
@@ -242,6 +248,8 @@ def answer_view(request: web.Request) -> web.Response:
         with _drawing:
             drawn = draw_for_page(path, SIDES[kind], folders.access() if kind == "masked" else None)
             drawn.save(data, format="JPEG", quality=85)
+    except FilmError as problem:
+        raise Refused(say("{0} cannot be shown: {1}.", path.name, str(problem)), 415) from problem
     except DECODER_ERRORS as problem:
         raise Refused(say("{0} cannot be shown: {1}.", path.name, decoder_error(problem)), 415) from problem
     # An address that carries the picture's digest is another one for another content.

@@ -142,7 +142,8 @@ def like_captions(plan: Plan, vision: Any, text: Any, callbacks: Callbacks) -> d
     Captions are those of the files, without the trigger word, which no CLIP knows; pictures without one are left out.
     """
     from ..trainer_core.data.captions import plain_caption
-    from ..trainer_core.data.images import cut, load_picture
+    from ..trainer_core.data.films import load_shown
+    from ..trainer_core.data.images import cut
 
     found, pictures = {}, plan.manifest.pictures[:MOST_COMPARED]
     for i, picture in enumerate(pictures):
@@ -151,7 +152,8 @@ def like_captions(plan: Plan, vision: Any, text: Any, callbacks: Callbacks) -> d
         concept = plan.concepts[i]
         caption = plain_caption(picture.lines, concept.captions.replace(prefix="", suffix=""))
         if caption.strip():
-            trained = cut(load_picture(picture.path, concept.background), plan.first_crops(i)[0])
+            crop = plan.first_crops(i)[0]
+            trained = cut(load_shown(picture.path, crop.frames, background=concept.background)[0], crop)
             seen = comparing.embed(vision, [comparing.to_tensor(trained)])
             (found[i],) = comparing.like_texts(seen, text, [escape(caption)], "Dataset Preview")
     return found

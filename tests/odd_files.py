@@ -481,7 +481,7 @@ def _names() -> list[Odd]:
         ),
         left_out("jpeg xl", b"\xff\x0a", r"1 picture needs the Python package pillow-jxl-plugin .*: a\.jxl", "a.jxl"),
         unused("raw", b"II*\0", "a.cr2", "cannot be read", note=r"1 file .*a\.cr2; convert"),
-        unused("film", b"\0\0\0\x18ftypmp42", "a.mp4"),
+        unused("film", b"\0\0\0\x18ftypmp42", "a.mp4", "a clip, for a base model of clips"),
         unused("document", b"%PDF-1.7", "a.pdf"),
         unused("script of PostScript", b"%!PS-Adobe-3.0 EPSF-3.0\n", "a.eps"),
         unused("latents of another trainer", b"PK\3\4", "a.npz"),

@@ -36,7 +36,7 @@ from lora_atelier.trainer_core.memory import compile_blocks
 from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.models.sd import load_base_model
 from lora_atelier.trainer_core.objective import objective
-from lora_atelier.trainer_core.preflight.curation import misfits
+from lora_atelier.trainer_core.preflight.curation import last_fits, misfits
 from lora_atelier.trainer_core.runs import open_run
 from lora_atelier.trainer_core.training import prepare
 from lora_atelier.trainer_core.training.checkpoint import read_history
@@ -586,7 +586,7 @@ def test_losses_of_pictures_are_counted_once_and_kept_by_content(config, tmp_pat
     samples = [sample for step in range(plan.steps) for mb in plan.step(step) for sample in mb.samples]
     assert visits.sum(1).tolist() == [sum(s.picture == i for s in samples) for i in range(len(plan.manifest.pictures))]
     with Index(tmp_path / "cache" / PLACE) as index:
-        (finding,) = misfits(plan, index)
+        (finding,) = misfits(plan, last_fits(plan, index))
     (said,) = (note for note in notes if "higher losses than the others" in note)
     assert finding.sentence == f"In the last run: {said}" and set(finding.pictures) == {s.picture for s in samples}
 

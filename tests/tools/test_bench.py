@@ -736,7 +736,7 @@ def draw_nothing(monkeypatch):
 
     def sample_images(base, sample):
         for prompt in sample.prompts:
-            picture = torch.full((8, 8, 3), 0.5)
+            picture = torch.full((1, 8, 8, 3), 0.5)
             picture[..., 0] += base.strength / 10
             picture[..., 2] -= base.strength / 10
             yield SimpleNamespace(prompt=prompt), picture

@@ -44,7 +44,7 @@ def drawn(steps: int, comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -
     config = replace(run, objective=ObjectiveConfig(min_snr_gamma=5), train=replace(run.train, batch_size=2))
     folder = tmp_path_factory.mktemp("learning")
     plain = replace(sample, prompts=TRIGGER)
-    before = torch.stack([image for _, image in sample_images(load_base_model(base), plain)])
+    before = torch.cat([image for _, image in sample_images(load_base_model(base), plain)])
     after = train_lora(config, folder / "mossling.safetensors", folder / "cache").samples
     return before, after
 

@@ -29,7 +29,7 @@ def tiny_base(comfyui: Path):
 def draw(base, prompts: tuple[str, ...], cfg: float) -> np.ndarray:
     """Sample one picture per prompt, (N, 128, 128, 3) uint8."""
     config = SampleConfig(prompts=prompts, width=128, height=128, steps=12, cfg=cfg, seed=0)
-    pictures = torch.stack([image for _, image in sample_images(base, config)])
+    pictures = torch.cat([image for _, image in sample_images(base, config)])
     return (pictures.numpy() * 255).round().astype(np.uint8)
 
 

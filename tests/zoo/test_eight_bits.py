@@ -130,3 +130,11 @@ def test_the_adapter_reads_what_was_not_rounded():
     assert all(torch.equal(a, b) for a, b in zip(found[""][:2], found[kind][:2], strict=True))
     assert not torch.equal(found[""][2], found[kind][2])
     torch.testing.assert_close(found[""][2], found[kind][2], rtol=0.02, atol=0.02)
+
+
+def test_a_run_that_is_broken_off_leaves_no_mark_on_the_model():
+    model, patcher = build(NAME)
+    with pytest.raises(KeyboardInterrupt), gradients.session(patcher):
+        multiply_in("int8", inner(model).values())
+        raise KeyboardInterrupt
+    assert not any("multiplies_in" in module.__dict__ for module in model.modules())

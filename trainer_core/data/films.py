@@ -7,18 +7,19 @@ and no other program runs.
 from __future__ import annotations
 
 import io
-import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
 from ..common.axes import Size
 from ..common.cancel import look
-from .images import DECODER_ERRORS, LARGEST, decoder_error, flatten, strict_decoding
+from ..common.files import read_file
+from .images import DECODER_ERRORS, LARGEST, decoder_error, flatten, load_picture, strict_decoding
 from .looks import Look, look_at
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ ANIMATED = ("GIF", "WEBP")  # formats of pictures that move, as Pillow names the
 PACKAGE = "av"  # that decodes films
 MOST_FRAMES = 20_000  # of a film: a quarter of an hour
 MOST_PIXELS = 2**36  # of all its frames together: 8000 frames of 4K
+MOST_SECONDS = 3600.0  # of a film, as its frames are counted anew at another rate
+LARGEST_FILM = 2**31  # bytes, as a scan reads at most
 MOST_PACKETS = 80_000  # of the video stream: one frame may come in several
 MOST_STRETCHED = 4.0  # pixels that are wider or narrower than this are taken for squares
 EVEN = 0.5  # of a frame: how far the times of an even film lie from those of its rate
@@ -103,8 +106,10 @@ def examine_film(data: bytes, background: str = "white") -> FilmFile:
                 first = frame.picture(background)
         if first is None:
             raise FilmError("no frame in it can be decoded")
-        film.check_whole(len(times))
+        film.check_whole(times)
         rate = film.rate or _rate_of(times)
+        if max(times[-1] - times[0], len(times) / rate) > MOST_SECONDS:
+            raise FilmError("longer than an hour; cut it into shorter clips")
         return FilmFile(
             width=first.width,
             height=first.height,
@@ -129,6 +134,23 @@ def read_frames(data: bytes, wanted: Collection[int], background: str = "white")
             if not left:
                 return
     raise FilmError(f"it has no frame {min(left)} any more")
+
+
+def load_shown(path: Path, frames: Sequence[int], most: int = 1, background: str = "white") -> list[Image.Image]:
+    """Read a picture, or at most so many of a clip's frames, evenly spread, the middle one for one.
+
+    frames: those that are trained; () for a picture, and for the first frame of a file whose ending is a film's. Raises
+    OSError, DECODER_ERRORS and FilmError.
+    """
+    if not frames and path.suffix.lower() not in FILM_EXTENSIONS:
+        return [load_picture(path, background)]
+    frames = frames or (0,)
+    count = min(most, len(frames))
+    wanted = [frames[(len(frames) - 1) * k // (count - 1) if count > 1 else len(frames) // 2] for k in range(count)]
+    if path.stat().st_size > LARGEST_FILM:
+        raise FilmError("too large")
+    found = dict(read_frames(read_file(path), wanted, background))
+    return [found[number] for number in wanted]
 
 
 # --- kinds of films -------------------------------------------------------------------------------------------
@@ -201,7 +223,7 @@ class _Animated:
             yield _Frame(time, shown)
             time += (self._image.info.get("duration") or 0) / 1000 or USUAL_TIME
 
-    def check_whole(self, frames: int) -> None:
+    def check_whole(self, times: Sequence[float]) -> None:
         """Pass: Pillow refuses what ends early."""
 
 
@@ -256,11 +278,15 @@ class _Video:
                     time = float(frame.pts * self._stream.time_base)
                 yield _Frame(time, frame, shape)
 
-    def check_whole(self, frames: int) -> None:
-        """Raise FilmError where the file says that it has clearly more than these frames."""
-        promised = self._stream.frames or math.floor(_seconds(self._stream.metadata.get("DURATION", "")) * self.rate)
+    def check_whole(self, times: Sequence[float]) -> None:
+        """Raise FilmError where the file says that it has clearly more than the frames at these seconds."""
+        frames, promised = len(times), self._stream.frames
         if frames < 0.9 * promised - 1:
             raise FilmError(f"truncated: {frames} of about {promised} frames can be decoded")
+        lasts, seconds = times[-1] - times[0], _seconds(self._stream.metadata.get("DURATION", ""))
+        # One that is cut short still tells its rate, by which its last frame ends.
+        if not promised and self.rate and lasts < 0.9 * seconds - 2 / self.rate:
+            raise FilmError(f"truncated: {lasts:.1f} of {seconds:.1f} seconds can be decoded")
 
 
 def _has_alpha(frame: Any) -> bool:

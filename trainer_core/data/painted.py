@@ -15,6 +15,7 @@ from ..common.files import keep_newest, written_whole
 from ..config import BucketConfig, MaskConfig
 from .buckets import Point, parse_resolution
 from .crops import fit
+from .films import load_shown
 from .images import DECODER_ERRORS, decoder_error, load_picture, open_upright, upright_size
 from .masks import find_mask, read_mask
 from .scan import Changed
@@ -60,11 +61,11 @@ def draw_for_painting(picture: Path, to: Path, access: Access) -> None:
 
 
 def draw_for_page(picture: Path, side: int, masks: Access | None) -> Image.Image:
-    """Draw a picture of at most `side` pixels; raises DECODER_ERRORS.
+    """Draw a picture, or a clip's first frame, at `side` pixels at most; raises DECODER_ERRORS, FilmError.
 
     masks: from where masks may be read; what the picture's mask leaves out is red. None: without its mask.
     """
-    image = load_picture(picture)
+    (image,) = load_shown(picture, ())
     image.thumbnail((side, side), reducing_gap=2.0)
     mask = _mask_of(picture, masks) if masks else None
     if mask is None:

@@ -17,7 +17,16 @@ from .device import (
     total_bytes,
     with_room,
 )
-from .eight_bits import STORED, check_compute, enough_tokens, gradient_in_16_bits, linear_rounded, rounded, takes_sides
+from .eight_bits import (
+    STORED,
+    check_compute,
+    chosen_compute,
+    enough_tokens,
+    gradient_in_16_bits,
+    linear_rounded,
+    rounded,
+    takes_sides,
+)
 from .gradient_checkpointing import LEVELS, keep_activations, recompute
 from .messages import are_free
 from .setup import describe, kept_activations, moves_weights, prepare, rungs
@@ -44,6 +53,7 @@ __all__ = [
     "check_compute",
     "check_weights",
     "choose_dtype",
+    "chosen_compute",
     "compile_blocks",
     "copied_before_written",
     "describe",

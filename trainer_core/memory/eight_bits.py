@@ -45,6 +45,13 @@ def check_compute(kind: str, device: torch.device, weights: str) -> None:
         raise ValueError(f"{device.type} does not multiply in {kind}; set {setting('memory.compute')} to exact.")
 
 
+def chosen_compute(kind: str, device: torch.device, weights: str) -> str:
+    """Choose what auto tries: int8 on a CPU whose products are right, where weights have no 4 bits; else exact."""
+    if kind != "auto":
+        return kind
+    return "int8" if device.type == "cpu" and weights != "nf4" and multiplies("int8", device) else "exact"
+
+
 def multiplies(kind: str, device: torch.device) -> bool:
     """Tell whether a device multiplies in a format, by trying it; a CPU imitates float8."""
     if kind == "float8" and not kind_of(device).float8:
@@ -99,7 +106,7 @@ def _sums(x: Rounded, weight: Rounded) -> Tensor:
     # Nothing is multiplied in place: torch.compile would lose the gradient of a Function's output then, too.
     if x.values.dtype == torch.int8:
         return torch._int_mm(x.values, weight.values.t()).float() * x.scale * weight.scale.t()
-    if x.values.device.type in ("cpu", "meta"):  # imitated: their factors and products are exact in float32
+    if not kind_of(x.values.device).scaled:  # imitated: their factors and products are exact in float32
         return (x.values.float() @ weight.values.float().t()) * x.scale * weight.scale.t()
     scales: Any = {"scale_a": x.scale, "scale_b": weight.scale.t()}
     # By rows it writes bfloat16 alone.

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..common.devices import kind_of
 from ..config import MemoryConfig
+from .eight_bits import chosen_compute
 from .gradient_checkpointing import Unit, recompute
 from .stream import Stream, activations_in_ram
 from .weights import SHARES, keep_weights
@@ -126,7 +127,7 @@ def _hold(frozen: FrozenDenoiser, memory: MemoryConfig, weights: str, device: to
         share=share,
         stream=stream,
         unquantized=frozen.unquantized,
-        linear=memory.compute != "exact",
+        linear=chosen_compute(memory.compute, device, weights) != "exact",
     )
 
 

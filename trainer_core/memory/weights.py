@@ -238,8 +238,10 @@ def multiply_in(kind: str, layers: Iterable[nn.Module]) -> None:
     for layer in layers:
         if isinstance(layer, _KeptLayer):
             layer.kept.compute = kind
-        else:  # of another program, which holds its weight
+        elif kind:  # of another program, which holds its weight
             layer.__dict__[MULTIPLIES_IN] = kind
+        else:
+            layer.__dict__.pop(MULTIPLIES_IN, None)
 
 
 def pack(layers: Iterable[nn.Module]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageOps
 
 from ..common.wording import count
 from ..data.crops import Crop
+from ..data.films import load_shown
 from ..data.images import cut, load_picture
 from ..data.masks import cut_mask, load_mask
 from ..data.plan import Plan, Sample
@@ -16,6 +17,7 @@ from ..data.plan import Plan, Sample
 _GROUND, _PANEL, _LINE = (24, 25, 28), (36, 38, 42), (62, 65, 71)
 _BRIGHT, _DIM, _ACCENT = (232, 233, 236), (152, 156, 164), (255, 176, 66)
 _UNTRAINED = (226, 64, 84)  # tint of the area outside the mask
+_FRAMES = 3  # of a clip, side by side
 _MARGIN, _HEADER, _PAD, _THUMBNAIL, _CAPTION_LINES, _LINE_HEIGHT = 14, 44, 8, 46, 3, 16  # pixels, lines
 
 
@@ -30,10 +32,11 @@ def render_preview(
 ) -> Image.Image:
     """Draw a sheet of the first `limit` pictures, each cropped exactly as at its first visit in an epoch.
 
-    Below each: a thumbnail of the whole picture with its crop, bucket, share cropped, scale, name and caption. The area
-    outside a mask is tinted red, and control pictures lie at the lower edge. columns, limit and tile (pixels) are
-    raised to at least 1, 1 and 96. A picture without a visit in the epoch, by a fractional repeat, is shown as at its
-    next visit. alike: how alike pictures are to their captions, shown before these.
+    Below each: a thumbnail of the whole picture with its crop, bucket, share cropped, scale, name and caption. The
+    area outside a mask is tinted red, and control pictures lie at the lower edge. columns, limit and tile (pixels)
+    are raised to at least 1, 1 and 96. A picture without a visit in the epoch, by a fractional repeat, is shown as at
+    its next visit. Of a clip the first, middle and last of its trained frames are shown. alike: how alike pictures
+    are to their captions, shown before these.
     """
     total = len(plan.manifest.pictures)
     shown = min(max(limit, 1), total)
@@ -61,10 +64,12 @@ def _cell(plan: Plan, index: int, epoch: int, tile: int, alike: float | None) ->
     draw = ImageDraw.Draw(cell)
     draw.rounded_rectangle((0, 0, size[0] - 1, size[1] - 1), 8, fill=_PANEL, outline=_LINE)
 
-    whole = load_picture(picture.path, concept.background)
-    trained = cut(whole, sample.crop)
+    frames = load_shown(picture.path, sample.crop.frames, _FRAMES, concept.background)
+    whole, parts = frames[0], [cut(frame, sample.crop) for frame in frames]
     if concept.masks is not None and picture.mask is not None and sample.use_mask:
-        trained = _tint(trained, cut_mask(load_mask(picture.mask, whole.size, concept.masks), sample.crop))
+        mask = cut_mask(load_mask(picture.mask, whole.size, concept.masks), sample.crop)
+        parts = [_tint(part, mask) for part in parts]
+    trained = _strip(parts)
     trained.thumbnail((tile, tile), Image.Resampling.LANCZOS)
     cell.paste(trained, (_PAD + (tile - trained.width) // 2, _PAD + (tile - trained.height) // 2))
     for n, (control, crop) in enumerate(plan.beside(index, sample.crop)):
@@ -80,7 +85,8 @@ def _cell(plan: Plan, index: int, epoch: int, tile: int, alike: float | None) ->
     facts = f"{sample.crop.crop_share(whole.size):.0%} cut, {sample.crop.scale(whole.size):.2f}x"
     facts += ", mirrored" if sample.crop.flip else ""
     facts += f", {remark}" if remark else ""
-    texts = (f"{sample.crop.bucket[0]} x {sample.crop.bucket[1]}", facts, picture.name)
+    taken = f", {len(sample.crop.frames)} frames" if len(sample.crop.frames) > 1 else ""
+    texts = (f"{sample.crop.bucket[0]} x {sample.crop.bucket[1]}{taken}", facts, picture.name)
     for n, text in enumerate(texts):
         at = (2 * _PAD + _THUMBNAIL, top - 2 + n * _LINE_HEIGHT)
         text = _shorten(text, font, tile - _THUMBNAIL - _PAD)
@@ -102,6 +108,17 @@ def sample_in_epoch(plan: Plan, index: int, epoch: int) -> tuple[Sample, str]:
     sample = plan.sample(index, visits.start)
     masked = plan.manifest.pictures[index].mask is not None
     return sample, remark or ("mask off" if masked and not sample.use_mask else "")
+
+
+def _strip(parts: Sequence[Image.Image]) -> Image.Image:
+    """Join frames of a clip side by side; a single one stays as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    width, height = parts[0].size
+    strip = Image.new("RGB", (width * len(parts), height))
+    for number, part in enumerate(parts):
+        strip.paste(part, (number * width, 0))
+    return strip
 
 
 def _tint(image: Image.Image, mask: Image.Image) -> Image.Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common.devices import kind_of
 from ..common.wording import count, names, say
-from ..memory import multiply_in, pack
+from ..memory import chosen_compute, multiply_in, pack
 from ..models import BaseModel
 from ..networks.rounded import rounding_layers
 from .batch import ReadConditioning
@@ -31,6 +33,11 @@ class FirstPass:
     gradients: Mapping[str, Tensor]  # of the trained weights of each block, "" outside of them
     seconds: float
 
+    @property
+    def finite(self) -> bool:
+        """Tell whether all gradients are finite."""
+        return all(bool(gradient.isfinite().all()) for gradient in self.gradients.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
@@ -46,12 +53,13 @@ class Nearness:
         return min((self.prediction, *self.blocks.values()), key=lambda each: each if each == each else -1.0)
 
 
-def compute_remarks(kind: str, base: BaseModel, device: torch.device) -> list[str]:
-    """Say before a run how its frozen layers will multiply."""
+def compute_remarks(kind: str, base: BaseModel, device: torch.device, weights: str) -> list[str]:
+    """Say before a run how its frozen layers will multiply; weights: how they are stored."""
     if kind == "exact":
         return []
-    if kind == "auto" and device.type != "cpu":
-        return [f"compute is auto: frozen layers multiply exactly, as int8 is not measured on {device.type} yet."]
+    if chosen_compute(kind, device, weights) == "exact":
+        why = f"as int8 is not measured on {device.type} yet" if device.type != "cpu" else "as int8 does not suit here"
+        return [f"compute is auto: frozen layers multiply exactly, {why}."]
     blocks = rounding_layers(base)
     layers = count(sum(map(len, blocks.values())), "frozen linear layer")
     inside = f"{layers} in {count(blocks, 'block')}"
@@ -59,7 +67,8 @@ def compute_remarks(kind: str, base: BaseModel, device: torch.device) -> list[st
         return ["No layer of this model can multiply in 8 bits: its blocks have none with sides in multiples of 16."]
     if kind == "auto":
         return [f"compute is auto: {inside} multiply in int8 if the first batch takes less time by it."]
-    slowly = " This processor imitates float8, more slowly." if kind == "float8" and device.type == "cpu" else ""
+    imitated = kind == "float8" and not kind_of(device).scaled
+    slowly = f" float8 is imitated on {device.type}, more slowly." if imitated else ""
     return [
         f"{inside} multiply in {kind}, all others exactly. The first batch measures how near that is; a block whose "
         f"cosine to exact is below {BOUND} stays exact.{slowly}"
@@ -69,11 +78,9 @@ def compute_remarks(kind: str, base: BaseModel, device: torch.device) -> list[st
 def settle_compute(run: Run) -> None:
     """Let the frozen layers of a run multiply as its settings ask, by its own earlier decision if it has one."""
     asked = run.config.memory.compute
-    blocks = rounding_layers(run.base) if asked != "exact" else {}
-    kind = "int8" if asked == "auto" else asked
-    if asked == "auto" and run.device.type != "cpu":
-        kind = "exact"  # until it is measured there
-    if not blocks or kind == "exact":
+    kind = chosen_compute(asked, run.device, run.config.base_model.weights)
+    blocks = rounding_layers(run.base) if kind != "exact" else {}
+    if not blocks:
         run.multiplies_in, run.exact_blocks = "exact", []
         return
     if run.multiplies_in != kind and not (asked == "auto" and run.multiplies_in == "exact"):
@@ -87,16 +94,21 @@ def settle_compute(run: Run) -> None:
 
 def _decided(run: Run, kind: str, blocks: Mapping[str, Sequence[Any]], *, by_time: bool) -> tuple[str, list[str]]:
     """Decide how a run multiplies, and which blocks stay exact; report it."""
-    run.callbacks.phase(say("looking at the first batches"), 0, 1)
-    read = run.reader(training=True)
+    read, looks, scale = run.reader(training=True), itertools.count(), run.scaler.get_scale()
     compiled, run.programs.in_use = run.programs.in_use, False
 
     def look(chosen: Iterable[str]) -> FirstPass:
+        run.callbacks.phase(say("looking at the first batches"), min(next(looks), len(blocks)), len(blocks))
+        run.callbacks.check()
         _multiply(kind, blocks, chosen)
-        return _look(run, read)
+        return _look(run, read, scale)
 
     try:
-        exact, rounded = look(()), look(blocks)
+        exact = look(())
+        while scale > 1 and not exact.finite:  # float16's scale has not settled yet
+            scale /= 2
+            exact = look(())
+        rounded = look(blocks)
         if by_time:
             exact, rounded = min(exact, look(()), key=_seconds), min(rounded, look(blocks), key=_seconds)
             said = f"a pass of the first batch takes {exact.seconds:.2g} s, in int8 {rounded.seconds:.2g} s"
@@ -107,9 +119,14 @@ def _decided(run: Run, kind: str, blocks: Mapping[str, Sequence[Any]], *, by_tim
         near, chosen = nearness(exact, rounded), list(blocks)
         if near.least < BOUND or near.least != near.least:
             alone = {name: nearness(exact, look([name])).least for name in blocks}
-            chosen = sorted((name for name in blocks if alone[name] >= BOUND), key=lambda name: -alone[name])
-            while chosen and not (near := nearness(exact, look(chosen))).least >= BOUND:
-                chosen.pop()
+            best = sorted((name for name in blocks if alone[name] >= BOUND), key=lambda name: -alone[name])
+            # As many of the best as are near together: each block that is rounded takes them further away.
+            few, many = 0, len(best) + 1
+            while many - few > 1:
+                some = (few + many) // 2
+                found = nearness(exact, look(best[:some]))
+                few, many, near = (some, many, found) if found.least >= BOUND else (few, some, near)
+            chosen = best[:few]
     finally:
         run.programs.in_use = compiled
     left = [name for name in blocks if name not in chosen]
@@ -139,8 +156,8 @@ def _multiply(kind: str, blocks: Mapping[str, Sequence[Any]], chosen: Iterable[s
         multiply_in(kind if name in inside else "", layers)
 
 
-def _look(run: Run, read: ReadConditioning) -> FirstPass:
-    """Predict the first batch and find its gradients."""
+def _look(run: Run, read: ReadConditioning, scale: float) -> FirstPass:
+    """Predict the first batch and find its gradients, times a scale."""
     began = time.perf_counter()
     with closing(first_passes(run, read)) as passes:
         seen = next(passes)
@@ -148,7 +165,7 @@ def _look(run: Run, read: ReadConditioning) -> FirstPass:
         prediction = seen.predict()
         losses = run.objective.loss(prediction, seen)
         if losses.requires_grad:
-            run.scaler.scale(losses.sum()).backward()
+            (scale * losses.sum()).backward()
         seconds = time.perf_counter() - began
     run.network.reverse(False)
     found: dict[str, list[Tensor]] = {}

@@ -226,7 +226,7 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
     for sentence in (
         needed,
         *anew,
-        *compute_remarks(config.memory.compute, outline.base, job.device),
+        *compute_remarks(config.memory.compute, outline.base, job.device, config.base_model.weights),
         *job.source.remarks(),
         *settings,
     ):

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from torch.nn.grad import conv1d_input, conv2d_input, conv3d_input
 
 from ....trainer_core.common.axes import convolve
-from ....trainer_core.memory import MULTIPLIES_IN, enough_tokens, gradient_in_16_bits, linear_rounded, rounded
+from ....trainer_core.memory import (
+    MULTIPLIES_IN,
+    enough_tokens,
+    gradient_in_16_bits,
+    linear_rounded,
+    multiply_in,
+    rounded,
+)
 from ....trainer_core.memory.products import input_gradient, linear
 from ....trainer_core.networks.layers.dora import frozen_weight
 from ....trainer_core.networks.layers.product import add_low_rank
@@ -52,10 +59,11 @@ METHODS = ("forward", "forward_comfy_cast_weights", "_forward", "_conv_forward")
 def frozen_layers(model: nn.Module) -> Iterator[None]:
     """Keep nothing of a model's linear layers and convolutions for the backward pass, inside a `with` block."""
     frozen = {m: _frozen(type(m)) for m in model.modules() if is_linear(m) or isinstance(m, ALL)}
-    with of_classes(frozen):
-        yield
-    for module in frozen:
-        module.__dict__.pop(MULTIPLIES_IN, None)
+    try:
+        with of_classes(frozen):
+            yield
+    finally:
+        multiply_in("", frozen)
 
 
 @contextmanager

@@ -65,6 +65,11 @@ class ComfyUIHost:
                 "The first batches may all be one expert's, so layers of the other cannot begin by them; set "
                 f"{setting('lora.init')} to default, and {setting('lora.channel_scaling')} to false."
             )
+        if config.memory.compute != "exact":
+            raise ValueError(
+                "The first batch is of one expert, so how near the other one is in 8 bits cannot be measured; set "
+                f"{setting('memory.compute')} to exact."
+            )
 
     def _untrained(self, number: int, config: RunConfig) -> str:
         """Say why a text encoder of this number is not trained; "" if it can be."""

@@ -179,7 +179,9 @@ class ConnectedSource:
     def remarks(self) -> list[str]:
         """List warnings about this model."""
         assert self.config.connected is not None
-        return remarks(self._model.wired.model, self._model.wired.clip, self.config.connected.noise_range)
+        wired = self._model.wired
+        whose = "low" if wired.high is not None else self.config.connected.noise_range
+        return remarks(wired.model, wired.clip, whose)
 
     def digest(self, path: Path) -> str:
         """Compute the sha256 of a file that a model was loaded from."""

@@ -129,7 +129,7 @@ def test_what_is_no_film_is_refused_in_a_few_words(content, why):
 def test_a_film_that_ends_early_says_how_much_there_is(settings):
     draws = np.random.default_rng(0)
     whole = film(30, draw=lambda _: draws.integers(0, 256, (48, 64, 3), dtype=np.uint8), **settings)
-    with pytest.raises(FilmError, match=r"truncated: \d+ of about (29|30) frames"):
+    with pytest.raises(FilmError, match=r"truncated: \d+ of about (29|30) frames|truncated: 0\.\d of 1\.\d seconds"):
         examine_film(whole[: len(whole) // 2])
 
 
@@ -174,3 +174,13 @@ def test_the_look_is_that_of_the_first_frame():
     content = film(3, codec="mpeg4", draw=lambda n: np.asarray(Image.effect_noise(SIZE, 40 + n).convert("RGB")))
     assert len(examine_film(content).look.hash) == 16
     assert grey(1) - grey(0) == 8
+
+
+def test_a_film_of_few_frames_and_many_hours_is_refused():
+    with pytest.raises(FilmError, match="longer than an hour"):
+        examine_film(film(4, format="matroska", times=(0, 1, 2, 24 * 5000)))
+
+
+def test_a_film_that_leaves_frames_out_is_whole():
+    found = examine_film(film(60, format="matroska", rate=30, times=range(0, 180, 3)))
+    assert found.frames == 60

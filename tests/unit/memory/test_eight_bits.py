@@ -9,6 +9,7 @@ from lora_atelier.trainer_core.memory.eight_bits import (
     LARGEST,
     LEAST_TOKENS,
     STORED,
+    chosen_compute,
     enough_tokens,
     gradient_in_16_bits,
     linear_rounded,
@@ -136,6 +137,13 @@ def test_what_a_device_or_stored_weights_rule_out_is_refused(monkeypatch):
     assert not multiplies("int8", CPU)
     with pytest.raises(ValueError, match=r"cpu does not multiply in int8; set .* to exact\."):
         check_compute("int8", CPU, "auto")
+
+
+def test_auto_tries_int8_where_it_is_right(monkeypatch):
+    assert chosen_compute("auto", CPU, "auto") == "int8" and chosen_compute("float8", CPU, "auto") == "float8"
+    assert chosen_compute("auto", CPU, "nf4") == chosen_compute("auto", torch.device("meta"), "auto") == "exact"
+    monkeypatch.setattr(eight_bits, "multiplies", lambda *_: False)
+    assert chosen_compute("auto", CPU, "auto") == "exact"
 
 
 def test_a_processor_that_overflows_is_found_out(monkeypatch):

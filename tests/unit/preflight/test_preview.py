@@ -5,9 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from films import film, grey
 from PIL import Image, ImageChops
 
-from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
+from lora_atelier.trainer_core.config import (
+    CaptionConfig,
+    ClipConfig,
+    ConceptConfig,
+    DatasetConfig,
+    MaskConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.data.films import load_shown
 from lora_atelier.trainer_core.data.images import cut, load_picture
 from lora_atelier.trainer_core.data.plan import Plan, build_plan
 from lora_atelier.trainer_core.data.scan import scan
@@ -42,6 +51,19 @@ def test_the_pixels_on_the_sheet_are_the_trained_ones(tmp_path: Path, flip: bool
     sheet = render_preview(plan, tile=128)
     for i, picture in enumerate(plan.manifest.pictures):
         assert contains(sheet, cut(load_picture(picture.path), plan.sample(i, 0).crop))
+
+
+def test_a_clip_is_shown_by_frames_of_what_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(film(12))
+    (tmp_path / "a.txt").write_text("a film")
+    concept = ConceptConfig(folder=str(tmp_path), min_side=16, clips=ClipConfig(frames=(9,), rate=0, step=4))
+    dataset = DatasetConfig(concepts=(concept,))
+    plan = build_plan(scan(dataset), dataset, TrainConfig(resolution=64, bucket_step=16, steps=2))
+    sheet = np.asarray(render_preview(plan, tile=192).convert("L"), dtype=int)
+    for number in (0, 4, 8):
+        assert (abs(sheet - grey(number)) < 2).sum() > 400, number
+    (page,) = load_shown(tmp_path / "a.mp4", ())
+    assert abs(np.asarray(page, dtype=int) - grey(0)).max() < 4
 
 
 def test_masks_are_laid_over(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from bounded import bounded
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given
+from hypothesis import settings as chance
 from hypothesis import strategies as st
 
 from lora_atelier.dev import ROOT
@@ -153,6 +154,7 @@ def refused_inputs(schema: dict[str, Any], given: dict[str, Any], prefix: str = 
     return found
 
 
+@chance(suppress_health_check=[HealthCheck.filter_too_much])  # many settings do not go together
 @given(run=runs())
 @bounded(120)
 def test_comfyui_takes_what_is_written(run: RunFile) -> None:

@@ -23,7 +23,7 @@ from ..images import PACKAGES, picture_extensions, strict_decoding
 from ..looks import Look
 from ..masks import mask_endings, mask_folder
 from .caption_sources import TEXT_EXTENSIONS, captions_beside, read_captions
-from .caption_tables import TABLES
+from .caption_tables import CONTROL_COLUMNS, TABLES
 from .clips import clips_among, tell_fates
 from .control_files import read_controls, read_named
 from .folder import (
@@ -397,7 +397,7 @@ def _contents(concept: ConceptConfig, index: Index, access: Access, *, any_endin
         yield from listing(mask_folder(folder, masks), True, mask_endings(masks.suffixes))
     for place in control_folders(folder, concept.controls):
         yield from listing(place, True, (*picture_extensions(), *PACKAGES))
-    if concept.controls and concept.controls.columns and access.allows(folder):
+    if captions.source == "table" and access.allows(folder):
         yield from _named(folder, concept, index, access)
     if captions.source in ("one_file", "table") and captions.file.strip():
         named = folder / captions.file.strip()
@@ -411,8 +411,9 @@ def _named(folder: Path, concept: ConceptConfig, index: Index, access: Access) -
     except OSError as error:
         yield str(error)
         return
-    paths = {path for row in read_named(folder, files, concept, access).values() for path in row.values()}
-    there = [file_at(path) for path in sorted(paths) if access.allows(path) and path.is_file()]
+    named = read_named(folder, files, concept, access, CONTROL_COLUMNS)  # whichever a node behind this one takes
+    paths = {path for row in named.values() for path in row.values()}
+    there = [file_at(path) for path in sorted(paths) if access.allows(path) and os.path.isfile(path)]
     for file, digest in zip(there, index.digests(there), strict=True):
         yield f"{file.name}\0{digest}\n"
 

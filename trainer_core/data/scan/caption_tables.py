@@ -42,6 +42,7 @@ TABLE_NAMES = (  # in order of preference: Hugging Face, plain, then sd-scripts'
 )
 TABLES = (".json", ".jsonl", ".csv", ".tsv")
 FILE_COLUMNS = ("file_name", "file", "image", "filename", "path", "image_path")  # the first present one counts
+CONTROL_COLUMNS = ("control_path", *(f"control_path_{number}" for number in range(8)))  # of musubi-tuner
 TEXT_COLUMNS = ("text", "caption", "prompt")  # the first present one counts; `tags` are appended to it
 
 

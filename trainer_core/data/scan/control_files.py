@@ -45,12 +45,15 @@ def read_controls(
     return controls
 
 
-def read_named(folder: Path, files: list[File], concept: ConceptConfig, access: Access) -> dict[str, dict[str, Path]]:
+def read_named(
+    folder: Path, files: list[File], concept: ConceptConfig, access: Access, columns: tuple[str, ...] = ()
+) -> dict[str, dict[str, Path]]:
     """Read which control pictures a caption table names: by its column, and the name of the picture there.
 
-    Relative names start at the table's folder. A table that cannot be read names none: its captions are missed, too.
+    columns: by default those of the concept's control pictures. Relative names start at the table's folder. A table
+    that cannot be read names none: its captions are missed, too.
     """
-    columns = concept.controls.columns if concept.controls else ()
+    columns = columns or (concept.controls.columns if concept.controls else ())
     path = table_path(folder, files, concept.captions) if columns and concept.captions.source == "table" else None
     if path is None or not access.allows(path):
         return {}

@@ -150,7 +150,9 @@ def examine_pictures(
             if fact["frames"] > 1 and "rate" not in fact:
                 moving.append(file.name)
     if broken:
-        sentence = f"{count(broken, 'picture', 'pictures')} in {folder} cannot be read: {names(broken.values())}"
+        clips = [name.lower().endswith(tuple(FILM_EXTENSIONS)) for name in broken]
+        what = ("clip", "clips") if all(clips) else ("file", "files") if any(clips) else ("picture", "pictures")
+        sentence = f"{count(broken, *what)} in {folder} cannot be read: {names(broken.values())}"
         report.problem(broken, "it cannot be read", sentence, f"replace or remove {them(broken)}")
     if tiny:
         some = count(tiny, "picture has", "pictures have")

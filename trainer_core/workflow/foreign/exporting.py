@@ -586,7 +586,7 @@ def _ai_dataset(
     elif masks:
         left.append(f"{setting('masks.source')} = {masks.source!r}")
     if concept.controls and concept.controls.columns:
-        left.append(f"{setting('controls.folders')} = {concept.controls.columns[0]!r}")
+        left.append(f"{setting('controls.folders')} = {', '.join(concept.controls.folders)!r}")
         said |= {"controls.folders"}
     elif concept.controls:
         given["control_path"] = list(concept.controls.folders)

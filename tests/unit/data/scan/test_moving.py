@@ -93,7 +93,7 @@ def test_broken_clips_are_a_problem_like_any_other(folder):
     (folder / "f.mov").write_bytes(b"no film")
     Image.new("RGB", (8, 8)).save(folder / "g.mp4", "PNG")
     captions = CaptionConfig(missing="empty")
-    with pytest.raises(ValueError, match=r"3 pictures in .* cannot be read: b.mp4 .*, f.mov .not a video.*g.mp4"):
+    with pytest.raises(ValueError, match=r"3 clips in .* cannot be read: b.mp4 .*, f.mov .not a video.*g.mp4"):
         scan(dataset(folder, captions=captions))
     manifest = scan(dataset(folder, captions=captions, on_problem="leave_out"))
     assert [picture.name for picture in manifest.pictures] == ["a.png", "c.webm", "d.gif", "e.mkv"]

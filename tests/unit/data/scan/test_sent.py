@@ -17,8 +17,9 @@ def test_pictures_captions_and_masks_travel_along() -> None:
 
 
 def test_what_no_dataset_reads_stays() -> None:
-    sent = ["run.exe", "a", "", ".png", ".git/a.png", "__MACOSX/a.png", "../a.png", "a/../../b.png", "b.mp4"]
+    sent = ["run.exe", "a", "", ".png", ".git/a.png", "__MACOSX/a.png", "../a.png", "a/../../b.png", "b.wav"]
     assert usable_names(sent) == [""] * len(sent)
+    assert usable_names(["b.mp4", "b.txt"]) == ["b.mp4", "b.txt"]
     assert usable_names(["/".join("abcdefg") + ".png"]) == [""]
 
 
