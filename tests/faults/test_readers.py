@@ -55,7 +55,7 @@ KNOWN = {
     "trainer_core/common/values.py": {"read_object": "run"},
     "trainer_core/data/cache.py": {"_read_header": OURS, "_map_file": OURS},
     "trainer_core/data/edits.py": {"content_of": "caption", "_append": OURS, "_header": OURS, "_contents": OURS},
-    "trainer_core/data/films.py": {"_opened": "clip"},
+    "trainer_core/data/films.py": {"_opened": "clip", "load_shown": "clip"},
     "trainer_core/data/images.py": {"_decode": "picture", "upright_size": "picture"},
     "trainer_core/data/painted.py": {"_content": "mask"},
     "trainer_core/data/scan/caption_files.py": {"read_text": "caption", "read_bytes": "caption"},
