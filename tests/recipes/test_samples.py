@@ -19,7 +19,7 @@ from lora_atelier.trainer_core.runs.catalogue import describe_in_detail
 from lora_atelier.trainer_core.runs.clean import delete_saves
 from lora_atelier.trainer_core.runs.export import lora_of_each_save
 from lora_atelier.trainer_core.training import encode, sample_files
-from lora_atelier.trainer_core.training.sample_files import read_pictures, save_picture
+from lora_atelier.trainer_core.training.sample_files import read_pictures, save_clip, save_picture
 
 PROMPTS = "sample_prompts of Saves & Samples"
 pytestmark = pytest.mark.usefixtures("no_estimates")
@@ -272,3 +272,14 @@ def test_what_cannot_be_drawn_is_refused_before_a_model_is_loaded(config, tmp_pa
         with pytest.raises(ValueError) as refusal:
             run(config.replace(sample=PLAIN.replace(prompts=("thing", line))), tmp_path, cache, source=never)
         assert sentence in str(refusal.value)
+
+
+def test_clips_that_are_too_large_together_give_their_first_frames(tmp_path, monkeypatch):
+    frames = torch.linspace(0, 1, 5).view(5, 1, 1, 1).expand(5, 16, 24, 3)
+    paths = [tmp_path / f"step-00000001-{number}-5f.webp" for number in (1, 2)]
+    for path in paths:
+        save_clip(path, frames, 8, {sample_files.PARAMETERS: "", sample_files.TOLD: "{}"})
+    assert len(read_pictures(paths)) == 10
+    monkeypatch.setattr(sample_files, "MOST_NUMBERS", 9 * 16 * 24 * 3)
+    found = read_pictures(paths)
+    assert found.shape == (2, 16, 24, 3) and not found.any()

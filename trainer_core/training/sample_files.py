@@ -30,6 +30,7 @@ from .weights import Version, versions
 
 PREVIEWS = {f"{kind}{ending}" for kind in ("", ".preview") for ending in (".png", ".jpg", ".jpeg", ".webp", ".gif")}
 # Names of texts in files of samples.
+MOST_NUMBERS = 2**29  # of all samples of a run that SAMPLES holds: 2 GB
 RUN_OF_PREVIEW = "atelier_run"  # the key of its run
 PARAMETERS, TOLD = "parameters", "atelier_sample"  # what a sample was drawn with
 # Their places in a clip's Exif: there ComfyUI's page looks for `name:text`, and other programs for the parameters.
@@ -191,7 +192,8 @@ def _run_of_preview(path: Path) -> str:
 def are_pictures(paths: Sequence[Path]) -> bool:
     """Tell whether all files exist and can be decoded."""
     try:
-        read_pictures(paths)
+        for path in paths:
+            _frames(path)
     except DECODER_ERRORS:
         return False
     return True
@@ -200,15 +202,24 @@ def are_pictures(paths: Sequence[Path]) -> bool:
 def read_pictures(paths: Sequence[Path]) -> Tensor:
     """Read samples as (N, H, W, 3) in 0..1, clips with all frames; OSError or ValueError for damaged ones.
 
-    Smaller pictures get black edges, alike on both sides, up to the largest width and height.
+    Smaller pictures get black edges, alike on both sides, up to the largest width and height. Where all frames are more
+    than MOST_NUMBERS, a clip gives its first one.
     """
-    pictures = [torch.from_numpy(frame).float() / 255 for path in paths for frame in _frames(path)]
+    whole = sum(map(_numbers, paths)) <= MOST_NUMBERS
+    pictures = [frame for path in paths for frame in _frames(path)[: None if whole else 1]]
     height, width = (max(picture.shape[side] for picture in pictures) for side in (0, 1))
     sheet = torch.zeros(len(pictures), height, width, 3)
-    for whole, picture in zip(sheet, pictures, strict=True):
+    for page, picture in zip(sheet, pictures, strict=True):
         top, left = (height - picture.shape[0]) // 2, (width - picture.shape[1]) // 2
-        whole[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
+        page[top : top + picture.shape[0], left : left + picture.shape[1]] = torch.from_numpy(picture).float() / 255
     return sheet
+
+
+def _numbers(path: Path) -> int:
+    """Count the numbers of a sample's frames."""
+    name = sample_name(path.name)
+    with Image.open(path, formats=FORMATS) as image:
+        return image.width * image.height * 3 * (name.frames if name else 1)
 
 
 def _frames(path: Path) -> list[np.ndarray[Any, Any]]:
