@@ -69,7 +69,8 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
         elif file.extension in UNREADABLE_EXTENSIONS:
             strange.append(file.name)
             report.outcomes[file.name] = ("not used", "this format cannot be read")
-    found = [file for file in files if file in {*found, *_usable(folder, films, report)}]
+    used = {*found, *_usable(folder, films, report)}
+    found = [file for file in files if file in used]
     if strange:
         some = count(strange, "file", "files")
         remedy = "convert them to PNG or JPEG"
