@@ -5,6 +5,7 @@ import sys
 import pytest
 from films import animated, film
 from PIL import Image
+from scan_folder import draw
 
 from lora_atelier.trainer_core.config import (
     CaptionConfig,
@@ -15,7 +16,7 @@ from lora_atelier.trainer_core.config import (
     Defaults,
     fill_dataset,
 )
-from lora_atelier.trainer_core.data.scan import Index, fingerprint, glance, manifest_digest, scan
+from lora_atelier.trainer_core.data.scan import Index, fingerprint, glance, manifest_digest, pictures, scan
 
 OF_CLIPS = Defaults(clip_step=4, clip_rate=24.0)
 
@@ -131,3 +132,13 @@ def test_a_known_clip_is_not_decoded_again_and_a_changed_one_is_another_dataset(
 def test_a_glance_counts_clips_before_any_model_is_known(folder):
     (folder / "c.txt").unlink()
     assert glance(ConceptConfig(folder=str(folder))) == (5, 1)
+
+
+def test_a_large_folder_is_sorted_in_one_turn(tmp_path, monkeypatch):
+    counted = []
+    usable = pictures._usable
+    monkeypatch.setattr(pictures, "_usable", lambda *of: counted.append(1) or usable(*of))
+    for number in range(5):
+        draw(tmp_path / f"{number}.png", (number, 0, 0))
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(tmp_path), min_side=1),))
+    assert len(scan(dataset).pictures) == 5 and counted == [1]
