@@ -31,19 +31,12 @@ def test_a_picture_is_drawn_and_enlarged(row):
     assert not torch.equal(pictures[0], pictures[1])
 
 
-class ClipVae(PooledVae):
-    """Encodes pictures as the frames of one clip, of which a step of its latents holds the last."""
-
-    def encode(self, pixels):
-        return super().encode(pixels)[:: self.time, :, 0].movedim(0, 1)[None]
-
-
 @pytest.mark.parametrize(("row", "frames"), [("wan21_t2v", 17), *again(("ltxv", 9), ("hunyuan_video", 17))])
 def test_a_clip_is_drawn_and_enlarged(row, frames):
     """As ComfyUI's sampler draws it, from the same noise."""
     base = linked(row)
     live, prompt = live_of(base), sampling.Prompt("a mossling", "dull")
-    models = sampling.Models(live.model, live.clip, ClipVae(row))
+    models = sampling.Models(live.model, live.clip, PooledVae(row))
     assert sampling.clip_length(models, frames + 3) == frames
     first = sampling.SamplerPass(3, steps=2, cfg=2.0)
     drawn = sampling.draw(models, prompt, (64, 64), 1, first, None, frames)
