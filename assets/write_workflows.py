@@ -291,7 +291,7 @@ def node_by_node(graph: Graph) -> dict[str, Any]:
         "**Train LoRA**: give it a *name*, 1000 *steps*, *batch_size* 1.\n5. **Sample**: empty *prompt*, *width* and "
         "*height* 0 draw what was trained.\n\nFor Flux, Z-Image, Qwen-Image and others take their own templates.",
     )
-    weighed = graph.add("AtelierObjective", (90, 800), (170, 30), collapsed=True, **SHARP)
+    weighed = graph.add("AtelierObjective", (90, 836), (170, 30), collapsed=True, **SHARP)
     trained.inputs = {**trained.inputs, "objective": (weighed, "OBJECTIVE")}
     return graph.workflow()
 
@@ -387,8 +387,8 @@ def adapter(graph: Graph, model: File, text: File, kind: str, vae: File) -> dict
     base = graph.add("AtelierConnectModel", (360, 0), (300, 200), linked=loaded, train_distilled=True)
     drawn = graph.add(
         "AtelierDrawnPictures",
-        (360, 230),
-        (300, 620),
+        (360, 344),
+        (300, 506),
         linked=loaded,
         **{"of": "prompts", "of.prompt": SUBJECTS},
         pictures=20,
