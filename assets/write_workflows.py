@@ -479,7 +479,7 @@ def to_share(graph: Graph) -> dict[str, Any]:
     base = graph.add("AtelierLoadBaseModel", (0, 0), (300, 358), checkpoint=TINY)
     data = graph.add("AtelierConceptDataset", (0, 440), (300, 290), **EXAMPLE)
     saves = graph.add(
-        "AtelierSaves", (190, 800), (300, 30), collapsed=True, save_every=100, save_unit="steps", keep_last=4
+        "AtelierSaves", (190, 836), (300, 30), collapsed=True, save_every=100, save_unit="steps", keep_last=4
     )
     trained = graph.add(
         "AtelierTrain",
