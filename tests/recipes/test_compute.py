@@ -48,7 +48,7 @@ def test_a_run_in_8_bits_is_near_and_told_and_goes_on_as_it_began(config, tmp_pa
     told = [note for note in notes if f"In {kind}, the first batch's prediction has a cosine of 0.99" in note]
     assert len(told) == 1 and "in block" in told[0], notes
     assert any(f"multiply in {kind}, all others exactly" in note for note in notes)
-    # Cut at its half, and gone on with: the same bits, and no second look.
+    # A run that is cut at its half and resumed has the same bits, and does not look again.
     first = change(config, train={"steps": 3}, existing={"on_existing": "resume"})
     run_with_notes(first, tmp_path / "cut")
     rest, later = run_with_notes(change(config, existing={"on_existing": "resume"}), tmp_path / "cut")

@@ -37,7 +37,7 @@ class SamplingDefaults:
     rate: int = 0  # frames a second of a clip
 
     def length(self, frames: int) -> int:
-        """Round the frames of a clip down to what the model draws: so many times `time`, and the first one."""
+        """Round the frames of a clip down to a length that the model draws: one frame, and a multiple of `time`."""
         return 1 + (frames - 1) // self.time * self.time if self.time else 1
 
 
