@@ -230,7 +230,7 @@ def of_stable_diffusion(
         models=[checkpoint] if checkpoint else [],
         checkpoint=checkpoint.name if checkpoint else TINY,
     )
-    data = graph.add("AtelierConceptDataset", (0, 440), (300, 290), **concept)
+    data = graph.add("AtelierConceptDataset", (0, 424), (300, 290), **concept)
     # The links from the base to Sample pass above Train LoRA, which stands lower for that.
     trained = graph.add(
         "AtelierTrain",
@@ -291,7 +291,7 @@ def node_by_node(graph: Graph) -> dict[str, Any]:
         "**Train LoRA**: give it a *name*, 1000 *steps*, *batch_size* 1.\n5. **Sample**: empty *prompt*, *width* and "
         "*height* 0 draw what was trained.\n\nFor Flux, Z-Image, Qwen-Image and others take their own templates.",
     )
-    weighed = graph.add("AtelierObjective", (90, 836), (170, 30), collapsed=True, **SHARP)
+    weighed = graph.add("AtelierObjective", (90, 812), (170, 30), collapsed=True, **SHARP)
     trained.inputs = {**trained.inputs, "objective": (weighed, "OBJECTIVE")}
     return graph.workflow()
 
@@ -477,9 +477,9 @@ def masked(graph: Graph, model: File) -> dict[str, Any]:
 def to_share(graph: Graph) -> dict[str, Any]:
     """Write the workflow that chooses among saves, makes the LoRA smaller and saves it to be shared."""
     base = graph.add("AtelierLoadBaseModel", (0, 0), (300, 358), checkpoint=TINY)
-    data = graph.add("AtelierConceptDataset", (0, 440), (300, 290), **EXAMPLE)
+    data = graph.add("AtelierConceptDataset", (0, 424), (300, 290), **EXAMPLE)
     saves = graph.add(
-        "AtelierSaves", (190, 836), (300, 30), collapsed=True, save_every=100, save_unit="steps", keep_last=4
+        "AtelierSaves", (190, 812), (300, 30), collapsed=True, save_every=100, save_unit="steps", keep_last=4
     )
     trained = graph.add(
         "AtelierTrain",

@@ -92,7 +92,9 @@ KNOWN = {
     ),
     "trainer_core/training/pixels.py": {"_bytes": "picture"},
     "trainer_core/training/result.py": {"_read": "state of a save"},
-    "trainer_core/training/sample_files.py": dict.fromkeys(("put_preview", "_run_of_preview", "_frames"), "picture"),
+    "trainer_core/training/sample_files.py": dict.fromkeys(
+        ("put_preview", "_run_of_preview", "_numbers", "_frames"), "picture"
+    ),
     "trainer_core/workflow/foreign/__init__.py": {"read_foreign": "settings of other programs"},
     "trainer_core/workflow/foreign/texts.py": {"beside": "settings of other programs"},
     "trainer_core/workflow/places.py": {"_extra_folders": PERSON},
