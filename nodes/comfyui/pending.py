@@ -100,6 +100,7 @@ class _Watch:
             logging.getLogger(__name__).warning("A queued run is not remembered for a restart: %s", problem)
             self._files.pop(name, None)
             return False
+        _forget_same(user, prompt)
         return True
 
 
@@ -213,6 +214,17 @@ def drop(user: str, names: Collection[str]) -> None:
     for name in known & set(names):
         remove(folder() / f"{name}.json")
         _taken.pop(name, None)
+
+
+def _forget_same(user: str, prompt: dict[str, Any]) -> None:
+    """Offer no longer what a person has queued again by hand."""
+    same = [name for name, values in cut_off(user).items() if values["prompt"] == prompt]
+    try:
+        drop(user, same)
+    except OSError as problem:  # it is offered once more, and its run goes on from its last save
+        logging.getLogger(__name__).warning("A run that was queued again stays on offer: %s", problem)
+    if same:
+        tell_pages()
 
 
 def tell_pages() -> None:

@@ -328,7 +328,9 @@ def test_a_subgraph_shows_its_run_outside_also_after_comfyui_was_killed(editor, 
     server.kill()
     server.start()
     wait(page, r"^Stopped after step \d+ of 100000")
+    page.locator(".atelier-pending").wait_for()
     page.locator(".atelier-train").get_by_role("button", name="Continue").click()
+    page.locator(".atelier-pending").wait_for(state="detached")  # it has been queued again
     wait(page, r"^step \d+ of 100000$")
     ask(page, "Pause", "The run pauses and frees the memory.")
     wait(page, r"^Paused after step \d+ of 100000")
