@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ BASE: dict[str, Any] = {
 MASK: dict[str, Any] = {"mask_digest": "d1", "crop": CROP, "source": "file", "invert": False, "threshold": 0.0}
 TEXT: dict[str, Any] = {"caption": "a", "encoder_id": "e"}
 KEY = latent_key(**BASE)
+STARTS = 300  # seconds at most until a process has imported torch, which Windows' way of starting does anew
 TENSORS = {
     "mean": torch.arange(24, dtype=torch.float32).reshape(1, 4, 2, 3),
     "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
@@ -622,9 +624,10 @@ def test_a_later_shard_of_another_does_not_displace_a_read_entry(tmp_path: Path)
     assert same(cache.get(KEY), TENSORS)
 
 
-def work(folder: Path, number: int) -> None:
+def work(folder: Path, number: int, together: Barrier) -> None:
     """Write a common and an own entry again and again while the other process does so and both prune."""
     cache = Cache(folder, limit=40_000)
+    together.wait(STARTS)
     common = {"mean": torch.full((64, 64), 3.0)}
     for i in range(25):
         cache.put(KEY, common)
@@ -643,11 +646,12 @@ def work(folder: Path, number: int) -> None:
 
 def test_processes_may_write_read_and_prune_at_the_same_time(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
-    writers = [context.Process(target=work, args=(tmp_path, number)) for number in range(2)]
+    together = context.Barrier(2)
+    writers = [context.Process(target=work, args=(tmp_path, number, together)) for number in range(2)]
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(2 * STARTS)
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert sorted(files(tmp_path)) == shards(tmp_path), "no temporary file is left"
     assert all(module._read_header(path) for path in shards(tmp_path))
