@@ -77,11 +77,13 @@ def main() -> int:
         "--render", type=Path, nargs="+", metavar="RESULTS", help="write the page from such files of --gpu instead"
     )
     options = parser.parse_args()
+    if options.share and (not options.gpu or options.data or options.saves):
+        parser.error("--share is for the measurements of --gpu alone: write --gpu --share")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes that measure are ended, too
     command = " ".join(["python3 dev.py bench", *sys.argv[1:]])
     try:
         if options.render:
-            return write_gpu_page([share.read(path) for path in options.render])
+            return write_gpu_page([measured_on_a_card(path) for path in options.render])
         if options.estimates:
             return run_estimates(command)
         if options.gpu and not (options.data or options.saves):
@@ -163,6 +165,14 @@ def run_gpu(options: argparse.Namespace, command: str) -> int:
     elif not options.dry:
         write_gpu_page([results.data])
     return 1 if results.failed else 0
+
+
+def measured_on_a_card(path: Path) -> dict[str, Any]:
+    """Read a file to render; ValueError for one of a dry run, whose figures say nothing."""
+    data = share.read(path)
+    if device_of(data) == "CPU":
+        raise ValueError(f"{path.name} was measured without a card, in a dry run. Leave it out")
+    return data
 
 
 def device_of(data: dict[str, Any]) -> str:

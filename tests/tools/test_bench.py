@@ -364,9 +364,20 @@ def test_several_cards_are_one_page(tmp_path, monkeypatch):
         files[0].write_text(wrong, encoding="utf-8")
         with pytest.raises(SystemExit, match=r"^bench: 0\.json is no file of `python3 dev\.py bench --gpu --share`"):
             run.main()
+    files[0].write_text(files[1].read_text(encoding="utf-8").replace("NVIDIA A100", "CPU"), encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"^bench: 0\.json was measured without a card, in a dry run\. Leave it out$"):
+        run.main()
     files[0].unlink()
     with pytest.raises(SystemExit, match=r"^bench: .*0\.json cannot be read: No such file or directory$"):
         run.main()
+
+
+@pytest.mark.parametrize("others", [(), ("--gpu", "--data")])
+def test_a_file_to_show_is_of_the_gpu_suite_alone(others, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "--share", *others])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert capsys.readouterr().err.endswith(": write --gpu --share\n")
 
 
 @pytest.mark.thorough
