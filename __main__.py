@@ -1,5 +1,7 @@
 """The command line: python custom_nodes/lora-atelier train RUN, for a folder of whatever name."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +34,8 @@ def checked(comfyui: Path, model: Path | None) -> Any:
 
 
 if __name__ == "__main__":
+    if sys.version_info < (3, 10):
+        sys.exit(f"LoRA Atelier needs Python 3.10 or newer; this is {sys.version.split()[0]}")
     folder = Path(__file__).absolute().parent
     # This folder holds a package `nodes`, and ComfyUI has a module of that name.
     sys.path[:] = [path for path in sys.path if Path(path).absolute() != folder]
@@ -40,4 +44,12 @@ if __name__ == "__main__":
 
     from lora_atelier.trainer_core.commands import ComfyUI, main
 
-    sys.exit(main(comfyui=ComfyUI(connected, checked)))
+    try:
+        sys.exit(main(comfyui=ComfyUI(connected, checked)))
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.startswith("lora_atelier"):
+            raise
+        sys.exit(
+            f"{missing.name} is not installed for this Python. Run this by the Python that starts ComfyUI; `doctor` in "
+            "place of the command lists what is missing."
+        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,6 +64,32 @@ def test_without_comfyui_it_says_how_to_name_it(tmp_path, capsys):
     assert status == 1
     assert "WRONG  ComfyUI is not around the pack; name its folder: doctor --comfyui FOLDER" in lines
     assert "WRONG  no step was tried, as it needs ComfyUI's tokenizer" in lines
+
+
+@pytest.mark.parametrize(("version", "well"), [("0.20.0", False), ("0.20.1", True), ("0.100.0", True)])
+def test_a_comfyui_that_is_too_old_is_named(installed, version, well):
+    (installed / "comfyui_version.py").write_text(f'__version__ = "{version}"\n', encoding="utf-8")
+    first = next(iter(doctor.places(installed)))
+    assert first == (well, f"ComfyUI {version}" + ("" if well else " is older than 0.20.1; update ComfyUI"))
+
+
+def test_a_python_without_packages_gets_the_list_of_them_and_no_traceback():
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        without = [sys.executable, "-S", "-E", str(doctor.PACK), *arguments]
+        return subprocess.run(without, capture_output=True, text=True, encoding="utf-8")
+
+    looked = run("doctor")
+    assert looked.returncode == 1 and not looked.stderr
+    assert "WRONG  torch is not installed for this Python; run doctor by the Python that" in looked.stdout
+    for name, _ in doctor.required("dependencies"):
+        assert f"WRONG  {name} is not installed; install " in looked.stdout
+    planned = run("plan", "a.json")
+    assert planned.returncode == 1
+    assert re.fullmatch(
+        r"\w+ is not installed for this Python\. Run this by the Python that starts ComfyUI; `doctor` in place of the "
+        r"command lists what is missing\.\n",
+        planned.stderr,
+    )
 
 
 def test_a_package_that_cannot_be_loaded_is_a_line_and_no_traceback(installed, capsys, monkeypatch):

@@ -48,13 +48,17 @@ def _looked(look: Callable[[], Iterator[Line]]) -> Iterator[Line]:
 
 def pythons() -> Iterator[Line]:
     """Look at the pack, Python and the system."""
-    yield True, "LoRA Atelier " + "".join(re.findall(r'^version = "(.*)"$', _project(), re.MULTILINE))
+    yield True, f"LoRA Atelier {_written('version')}"
     yield sys.version_info >= (3, 10), f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
 
 
 def packages() -> Iterator[Line]:
     """Look at the packages that every run needs."""
-    yield from (_package(name, least) for name, least in [("torch", "2"), *required("dependencies")])
+    if _version("torch"):
+        yield _package("torch", "2")
+    else:
+        yield False, "torch is not installed for this Python; run doctor by the Python that starts ComfyUI"
+    yield from (_package(name, least) for name, least in required("dependencies"))
 
 
 def optional() -> Iterator[Line]:
@@ -70,12 +74,18 @@ def required(group: str) -> list[tuple[str, str]]:
 
 def lists() -> dict[str, str]:
     """Read the lists of packages in pyproject.toml, which stays the one place that has them."""
-    return dict(re.findall(r"^(\w+) = \[(.*?)\]$", _project(), re.DOTALL | re.MULTILINE))
+    listed = _project().partition("[project.urls]")[0]
+    return dict(re.findall(r"^(\w+) = \[(.*?)\]$", listed, re.DOTALL | re.MULTILINE))
 
 
 def _project() -> str:
-    """Read what pyproject.toml says of the pack, before its addresses."""
-    return (PACK / "pyproject.toml").read_text(encoding="utf-8").partition("[project.urls]")[0]
+    return (PACK / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def _written(name: str) -> str:
+    """Read a version that pyproject.toml gives; "" if it has none of that name."""
+    found = re.search(rf'^{name} = "[>=]*([^"]*)"', _project(), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def devices() -> Iterator[Line]:
@@ -103,7 +113,10 @@ def places(comfyui: Path | None) -> Iterator[Line]:
         return
     text = (comfyui / "comfyui_version.py").read_text(encoding="utf-8")
     found = re.search(r'__version__ = "([^"]*)"', text)
-    yield True, f"ComfyUI {found[1] if found else 'of an unknown version'}"
+    version, least = found[1] if found else "", _written("requires-comfyui")
+    older = f"ComfyUI {version} is older than {least}; update ComfyUI"
+    known = not version or _numbers(version) >= _numbers(least)
+    yield known, f"ComfyUI {version or 'of an unknown version'}" if known else older
     for name in ("output", "models/loras", "user"):
         try:
             check_writable(comfyui / name)

@@ -18,8 +18,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
 from .windows import patiently
 
 TEMPORARY = ".tmp"  # ending of the names of unfinished files and folders; they begin with a dot
@@ -101,6 +99,8 @@ def _runs(number: int, then: float) -> bool:
     """
     if number == os.getpid():  # of this process, or of an earlier one
         return False
+    import psutil  # here, so that doctor can list it where it is missing
+
     try:
         return psutil.Process(number).create_time() <= then + CLOCKS
     except psutil.NoSuchProcess:

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
+if TYPE_CHECKING:
+    import psutil  # elsewhere where it is used, so that doctor can list it where it is missing
 
 WINDOWS = os.name == "nt"
 IN_USE = (5, 32, 33, 1224)  # its numbers: access denied (also to what is open or read-only), in use, locked, mapped
@@ -51,6 +53,8 @@ def who_holds(error: BaseException) -> str:
     number = getattr(error, "winerror", None)
     if number not in IN_USE:
         return ""
+    import psutil
+
     program = _holder([each for name in ("filename", "filename2") if (each := getattr(error, name, None))])
     if program is not None and program.pid == os.getpid():
         return "This program itself has a file there open; end it and start it again"
@@ -64,6 +68,8 @@ def who_holds(error: BaseException) -> str:
 
 def _holder(names: Iterable[str | bytes | os.PathLike[str]]) -> psutil.Process | None:
     """Find a process that has one of some files, or one in some folders, open or mapped; this one is asked first."""
+    import psutil
+
     paths = tuple(os.path.normcase(os.path.abspath(os.fsdecode(name))) for name in names)
     last = time.monotonic() + SEARCH
     for process in (psutil.Process(), *psutil.process_iter()):
