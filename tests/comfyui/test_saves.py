@@ -27,14 +27,16 @@ pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny b
 
 # In a process with ComfyUI's modules that serves nothing: a server that is gone, a Cancel.
 SHOWING = """
-import asyncio, importlib.util, json, sys
+import asyncio, importlib.util, inspect, json, sys
+from unittest.mock import MagicMock
 comfyui, root = sys.argv[1:]
 sys.argv = ["main.py", "--cpu"]
 sys.path.insert(0, comfyui)
 import comfy.options
 comfy.options.enable_args_parsing()
 import comfy.model_management, comfy.utils, server
-prompt_server = server.PromptServer(asyncio.new_event_loop())
+given = inspect.signature(server.PromptServer).parameters  # a newer one is given what keeps its assets, too
+prompt_server = server.PromptServer(asyncio.new_event_loop(), *[MagicMock()] * (len(given) - 1))
 spec = importlib.util.spec_from_file_location("pack", root + "/__init__.py", submodule_search_locations=[root])
 sys.modules["pack"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["pack"])
