@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
 import pytest
-import torch
+
+if TYPE_CHECKING:  # what hands out the tests reads the fixture, and computes nothing
+    import torch
 
 MEASURING = (
     "test_encode",
@@ -24,6 +26,8 @@ _weights: WeakKeyDictionary[Any, tuple[Any, str]] = WeakKeyDictionary()
 
 def digest(*tensors: torch.Tensor) -> str:
     """Hash the bytes of tensors."""
+    import torch
+
     found = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
@@ -42,6 +46,7 @@ def weights_of(vae: Any) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def encoded_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """Give the latents of a batch that the same weights have encoded before; to the last bit, as nothing is random."""
+    import torch
     from diffusers import AutoencoderTiny
 
     plain = AutoencoderTiny.encode

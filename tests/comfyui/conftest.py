@@ -1,4 +1,4 @@
-"""What the tests of nodes in a real ComfyUI share."""
+"""What the tests of nodes in a real ComfyUI share; what hands them out needs no library that computes."""
 
 import shutil
 from collections.abc import Iterator
@@ -7,9 +7,6 @@ from types import ModuleType
 from zlib import crc32
 
 import pytest
-import torch
-from PIL import Image
-from train_graph import draw_pictures
 
 from comfy_client import ComfyServer
 
@@ -36,6 +33,7 @@ def comfy_modules(comfyui: Path) -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(comfyui)
         import comfy.cli_args
+        import torch
 
         comfy.cli_args.args.cpu = not torch.cuda.is_available()
         import comfy.sd
@@ -49,6 +47,9 @@ def pictures(server: ComfyServer, tmp_path: Path) -> Iterator[Path]:
 
     A run of other pictures is another run: no test resumes or reuses one of a test before it on the same server.
     """
+    from PIL import Image
+    from train_graph import draw_pictures
+
     folder = draw_pictures(server.base / "input" / tmp_path.name)
     with Image.open(folder / "0.png") as picture:
         picture.putpixel((0, 0), tuple(crc32(tmp_path.name.encode()).to_bytes(4)[1:]))
