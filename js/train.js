@@ -24,7 +24,8 @@ const FULL = 0.95; // share of the memory in use from which it is nearly full
 const FRESH = 2000; // steps that events may add before the server is asked for a thinned curve again
 const OFTEN = 1000, SELDOM = 60_000; // milliseconds between two looks into a run's folder: at most, and while it trains
 const INTERVAL = 500; // milliseconds between two looks at which renderer is on
-const FOLLOWED = 2000; // milliseconds between two looks at a run that another process trains
+const FOLLOWED = 2000; // milliseconds between two looks at a run that another process trains, or that waits
+const SOON = 100; // milliseconds until a change of ComfyUI's queue is looked at
 const PARTS_SEEN = [0, 0.25, 0.5, 0.75, 1]; // of an element that stays in view: each change of these is looked at
 const SOUGHT = 5000, PATIENCE = 600_000; // the same at whether a copied command runs yet, and how long it is looked for
 
@@ -164,6 +165,14 @@ class View {
     this.#draw();
     // In a form it is the last of all, and the editor takes room there to say that something failed.
     if (failure && isForm()) keepInView(this.#parts.status);
+  }
+
+  get waits() {
+    return Boolean(this.#state.waiting);
+  }
+
+  get works() {
+    return Boolean(this.#state.alive);
   }
 
   // Whether the run whose command was copied may begin soon.
@@ -368,14 +377,17 @@ class View {
   #draw() {
     const { status, details, done, bar, memory, used, room, graph } = this.#parts;
     const { alive = false, step = 0, steps = 0, run, text, memory: taken } = this.#state, detail = this.#detail;
-    const ended = !alive && detail?.status !== "running"; // an older answer calls it running still
+    const waiting = alive ? null : this.#state.waiting;
+    const ended = !alive && !waiting && detail?.status !== "running"; // an older answer calls it running still
     const failure = alive ? "" : this.#failure || (ended && detail?.failed ? String(told(detail.sentence)) : "");
-    const words = told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
+    const before = waiting && run ? ` ${t("Below is the run before.")}` : "";
+    const words = waiting ? told(waiting) + before
+      : told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
     status.replaceChildren(...(failure ? linked(failure, this.#node) : [words]));
     status.style.color = failure ? RED : "";
     status.style.font = failure ? LARGE : PLAIN;
     // What stands for a subgraph has its view for the run inside, and for what goes wrong there before one begins.
-    if (this.#node.subgraph) this.#inner.style.display = run || failure || text ? "flex" : "none";
+    if (this.#node.subgraph) this.#inner.style.display = run || failure || text || waiting ? "flex" : "none";
     if (this.#node.subgraph) this.#parts.buttons.style.display = run ? "flex" : "none";
     const file = detail?.published?.at(-1);
     const facts = alive ? this.#state.details ?? [] : file ? [t("File: {0}", file)] : [];
@@ -416,7 +428,7 @@ class View {
   // Only what can be done now; what can be done in a while says why not yet.
   /** @param {boolean} failed */
   #drawButtons(failed) {
-    const { alive, step } = this.#state, detail = this.#detail;
+    const { alive, waiting, step } = this.#state, detail = this.#detail;
     const begun = Boolean(step), stopped = !alive && detail?.status === "stopped";
     const ended = !alive && (stopped || detail?.status === "finished");
     /** @param {HTMLElement} button @param {boolean} may */
@@ -433,7 +445,7 @@ class View {
       button.style.opacity = why ? "0.4" : "1";
       button.style.cursor = why ? "default" : "pointer";
     }
-    show(this.#go, stopped && !failed); // the same again would fail again
+    show(this.#go, stopped && !failed && !waiting); // the same again would fail again
     show(this.#menu, !alive);
     const lora = detail?.saves?.some((save) => save.lora) ?? false;
     const may = [ended && lora && !stopped, ended && lora, ended, ended && lora]; // Run would train a stopped one on
@@ -497,14 +509,29 @@ function follow(state) {
 }
 
 // Ask what the open workflow's nodes show: after a reload, for a workflow that was opened, after the server came back.
-async function refresh() {
+// turns: only whose turn is to come or has come, as a node may tell what no folder does.
+async function refresh(turns = false) {
   const found = [...trains()], workflow = root()?.id;
   if (!found.length || !workflow) return;
   const answer = await ask("/atelier/shown", { workflow, nodes: found.map(({ id }) => id).slice(0, 100) });
   if (workflow !== root()?.id) return;
   const known = Object.entries(answer.shown ?? {}).sort(([, one], [, other]) => (one.alive ?? 0) - (other.alive ?? 0));
   for (const [id, state] of known)
-    for (const each of trains()) if (each.id === id) show(each, state);
+    for (const each of trains()) {
+      const { waits, works } = views.get(each.node) ?? {}, now = waits || state.alive || !turns;
+      if (each.id === id && (state.waiting ? !works : now)) show(each, state);
+    }
+  const waiting = () => [...trains()].filter(({ node }) => views.get(node)?.waits);
+  if (!answer.error) for (const each of waiting()) if (!answer.shown[each.id]) show(each, {});
+  if (waiting().length) refreshIn(FOLLOWED); // a turn may come without an event
+}
+
+// Ask soon, once for what changes at the same time.
+let asking = 0;
+/** @param {number} pause */
+function refreshIn(pause) {
+  clearTimeout(asking);
+  asking = setTimeout(() => document.hidden || refresh(true), pause);
 }
 
 // Look for a run whose command was copied, until it begins or nobody expects it any more.
@@ -539,7 +566,8 @@ function makeRoom(node) {
 function show({ node, around }, state) {
   views.get(node)?.update(state);
   for (const outer of around) {
-    if (!views.has(outer) && (state.run || state.text) && outside.has(outer)) views.set(outer, new View(outer));
+    const says = state.run || state.text || state.waiting;
+    if (!views.has(outer) && says && outside.has(outer)) views.set(outer, new View(outer));
     views.get(outer)?.update(state);
   }
 }
@@ -561,6 +589,7 @@ onFailures(() => {
 api.addEventListener("execution_cached", ({ detail }) => {
   if ([...trains()].some(({ id }) => detail.nodes.includes(id))) refresh();
 });
+api.addEventListener("status", () => refreshIn(SOON)); // ComfyUI's queue has changed
 api.addEventListener("atelier.run", ({ detail }) => follow(detail)); // early: the editor warns of events without one
 
 app.registerExtension({
@@ -569,10 +598,10 @@ app.registerExtension({
     if (node.comfyClass === "AtelierTrain") views.set(node, new View(node));
     else if (node.subgraph) makeRoom(node);
   },
-  afterConfigureGraph: refresh,
+  afterConfigureGraph: () => refresh(),
   setup() {
-    api.addEventListener("reconnected", refresh);
-    window.addEventListener("focus", refresh); // a run may have begun in a shell
+    api.addEventListener("reconnected", () => refresh());
+    window.addEventListener("focus", () => refresh()); // a run may have begun in a shell
     document.addEventListener("visibilitychange", () => document.hidden || refresh());
     setInterval(() => {
       if (document.hidden) return;

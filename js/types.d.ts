@@ -247,6 +247,7 @@ interface RunState {
   prompt_id?: string;
   alive?: boolean;
   followed?: boolean; // another process trains it
+  waiting?: unknown; // for what: the node's turn is still to come, and the run is the one before
   seen?: number; // bytes of its log
   step?: number;
   steps?: number;

@@ -116,8 +116,8 @@ def answer_command(question: Any) -> web.Response:
 def answer_shown(question: Any) -> web.Response:
     """Answer {workflow: id, nodes: ids} with {shown: by node, the state of its run at work, or {run: its last one}}.
 
-    A run at work elsewhere has the state that `follow` gives. A node whose run is deleted, or
-    that never had one, is left out.
+    A run at work elsewhere has the state that `follow` gives. A node whose turn is still to come also has {waiting: for
+    what}. A node whose run is deleted, or that never had one, is left out.
     """
     asked = question if isinstance(question, dict) else {}
     workflow, nodes = asked.get("workflow", ""), asked.get("nodes", "")
@@ -130,6 +130,8 @@ def answer_shown(question: Any) -> web.Response:
     except OSError as problem:
         return server.json_answer({"error": f"The runs could not be read ({reason(problem)})."}, status=409)
     failures.forget(workflow, [node for node, state in last.items() if state.get("alive")])
+    for node, said in shown.waiting(workflow, [node for node in nodes if node not in live]).items():
+        last[node] = {**last.get(node, {}), "waiting": said}
     return server.json_answer({"shown": last | live})
 
 

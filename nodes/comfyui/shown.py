@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import folder_paths
+from comfy_execution.progress import get_progress_state
 from server import PromptServer
 
 from ...trainer_core.common.files import write_json
 from ...trainer_core.common.json_files import read_json
+from ...trainer_core.common.wording import Said, say
 from ...trainer_core.workflow.read import trains_of
 from . import folders
 
@@ -29,6 +31,7 @@ LONGEST_ID = 100  # characters of a workflow's id
 OF_A_PROMPT = ("extra_data", "extra_pnginfo", "workflow", "id")  # where a queued prompt names its workflow
 TRAIN = "AtelierTrain"
 _begun: dict[str, str] = {}  # the runs of this process, by `work_of` their node
+_had: dict[str, set[str]] = {}  # the nodes whose runs have begun, of the prompt at work
 
 
 class ShownRun(NamedTuple):
@@ -87,6 +90,9 @@ def follow_prompts() -> None:
 
 def begun(prompt_id: str, node: str, run: str) -> None:
     """Know from now on what the run of a node at work is for."""
+    if prompt_id not in _had:
+        _had.clear()
+    _had.setdefault(prompt_id, set()).add(node)
     for _, own, prompt, *_ in list(PromptServer.instance.prompt_queue.currently_running.values()):
         if own == prompt_id and (work := work_of(prompt, node)):
             _begun[work] = run
@@ -103,6 +109,43 @@ def _queued(asked: dict[str, Any]) -> dict[str, Any]:
             with suppress(OSError):  # a full disk keeps nothing from being trained
                 remember(workflow, node, run)
     return asked
+
+
+def waiting(workflow: str, nodes: Collection[str]) -> dict[str, Said]:
+    """Say of each Train LoRA whose turn is still to come what it waits for."""
+    running, queued = PromptServer.instance.prompt_queue.get_current_queue_volatile()
+    reasons = [(item, say("Waiting for the nodes before this one.")) for item in running]
+    reasons += [(item, say("Waiting in ComfyUI's queue.")) for item in queued]
+    found: dict[str, Said] = {}
+    for (_, own, prompt, extra, outputs, *_), reason in reasons:
+        if id_in(extra, *OF_A_PROMPT[1:]) == workflow:
+            for node in _needed(prompt, outputs).intersection(nodes):
+                if _is_to_come(own, prompt, node):
+                    found.setdefault(node, reason)
+    return found
+
+
+def _is_to_come(own: str, prompt: Mapping[str, Any], node: str) -> bool:
+    progress = get_progress_state()
+    states = progress.nodes if progress.prompt_id == own else {}
+    if node in states or node in _had.get(own, ()):
+        return False
+    if work_of(prompt, node) not in _begun:
+        return True
+    # ComfyUI knows its outputs, unless something before it has changed outside of the workflow, such as a folder.
+    return any(states[each]["state"].value == "running" for each in _needed(prompt, [node]) if each in states)
+
+
+def _needed(prompt: Mapping[str, Any], nodes: Collection[str]) -> set[str]:
+    """List some nodes of a prompt that ComfyUI took, and all that these need."""
+    found: set[str] = set()
+    left = list(nodes)
+    while left:
+        if (node := left.pop()) not in found:
+            found.add(node)
+            given = prompt[node]["inputs"].values()
+            left += [value[0] for value in given if isinstance(value, list) and len(value) == 2 and value[0] in prompt]
+    return found
 
 
 def work_of(prompt: Mapping[str, Any], node: str) -> str:

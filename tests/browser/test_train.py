@@ -184,6 +184,38 @@ def test_two_train_nodes_show_their_own_runs(editor) -> None:
     editor.page.locator(".atelier-train").get_by_role("button", name="Continue").wait_for()
 
 
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
+def test_a_node_whose_turn_is_to_come_waits(editor) -> None:
+    """Beside a run that finished; in both renderers, after a reload, and until it leaves the queue."""
+    page, (ahead, behind) = editor.page, (short("ahead"), short("behind"))
+    node = next(each for each in ahead["nodes"] if each["type"] == "AtelierTrain")
+    node["widgets_values"][1] = 100_000
+    queue = f"async () => await window.app.queuePrompt(0, 1, ['{node['id']}'])"
+    editor.load(behind)
+    editor.run(queue)
+    wait(page, "^Finished after 6 steps")
+    editor.load(ahead)
+    editor.run(queue)
+    wait(page, "^step ")
+    behind["nodes"][ahead["nodes"].index(node)]["widgets_values"][1] = 5
+    editor.load(behind)
+    wait(page, "^Finished after 6 steps")
+    editor.run(queue)
+    for reloaded in (False, True):
+        if reloaded:
+            page.reload(wait_until="domcontentloaded")
+            page.wait_for_function(READY)
+            editor.load(behind)
+        for vue in (False, True):
+            editor.render(vue=vue)
+            editor.alone(node["id"])
+            wait(page, r"^Waiting in ComfyUI's queue\. Below is the run before\.$")
+    editor.run("async () => await window.app.api.clearItems('queue')")
+    wait(page, "^Finished after 6 steps")
+    editor.run("async () => await window.app.api.interrupt()")
+    editor.render(vue=False)
+
+
 OFFERED = """() => [...document.querySelectorAll(".atelier-train button")]
     .filter((each) => each.offsetParent && !each.closest(".atelier-graph, .atelier-samples, summary"))
     .map((each) => each.textContent)"""

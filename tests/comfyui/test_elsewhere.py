@@ -71,6 +71,38 @@ def test_a_copy_of_a_workflow_shows_the_run_that_comfyui_knows(comfy: ComfyClien
     assert post(comfy, "/prompt", {"prompt": circle, "extra_data": {"extra_pnginfo": []}})[0] == 400
 
 
+def test_a_node_waits_until_its_turn_beside_the_run_before(comfy: ComfyClient, server: ComfyServer) -> None:
+    folder = draw_pictures(server.base / "input" / "waited for")
+    graph = train_graph(folder.name, name="waiting", steps=1)
+    graph["slow"] = {"class_type": "Describe", "inputs": {"image": ["picture", 0], "word": "first"}}
+    sizes = {"width": 8, "height": 8, "batch_size": 1, "color": 0}
+    graph["picture"] = {"class_type": "EmptyImage", "inputs": sizes}
+    graph["train"]["inputs"]["name"] = ["slow", 0]
+    asked: list[dict] = []
+
+    def ask() -> dict:
+        answer = post(comfy, "/atelier/shown", {"workflow": "waited for", "nodes": ["train"]})[1]["shown"]
+        return answer.get("train", {})
+
+    def look(kind: str, data: dict, _: object) -> None:
+        if kind == "executing" and data["node"] == "slow":
+            asked.append(ask())
+        elif kind == "text" and "step" in data["text"]:
+            asked.append({"waiting at work": ask().get("waiting")})
+
+    with server.unhurried(0.6):
+        assert comfy.queue(graph, look, workflow="waited for").ok
+        first = ask()
+        assert comfy.queue(graph, look, workflow="waited for").ok
+        graph["slow"]["inputs"]["word"] = "second"
+        graph["train"]["inputs"]["seed"] += 1
+        assert comfy.queue(graph, look, workflow="waited for").ok
+    reason = {"waiting": "Waiting for the nodes before this one."}
+    assert first.keys() == {"run"}
+    assert [each for each in asked if "waiting" in each] == [reason, {**first, **reason}]
+    assert {"waiting at work": None} in asked and ask().keys() == {"run"} and ask() != first
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="the line is read as a POSIX shell does")
 def test_a_run_of_a_shell_is_followed_and_stopped_through_its_folder(server: ComfyServer, tmp_path: Path) -> None:
     comfy, processes = ComfyClient(server.url), warm if warm.POSSIBLE else subprocess
