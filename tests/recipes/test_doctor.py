@@ -59,6 +59,18 @@ def test_what_is_wrong_has_a_line_with_what_to_do(installed, capsys, monkeypatch
     assert wrong[3] == "models/loras can be written, 2 GB free; a run may take 5 GB, so delete what you do not need"
 
 
+def test_folders_are_looked_at_where_the_pack_lies(installed, tmp_path, capsys, monkeypatch):
+    base = tmp_path / "somebody" / "Documents"
+    (base / "custom_nodes").mkdir(parents=True)
+    (base / "output").write_text("a file", encoding="utf-8")
+    monkeypatch.setattr(doctor, "comfyui_around", lambda: base)
+    monkeypatch.setattr(doctor, "two_steps", lambda _: iter(()))
+    status, lines = told(capsys, "--comfyui", installed)
+    found = "\n".join(lines)
+    assert status == 1 and "ok     ComfyUI 0.99.1" in lines and "WRONG  output: ComfyUI/output " in found
+    assert (base / "models" / "loras").is_dir() and "somebody" not in found
+
+
 def test_without_comfyui_it_says_how_to_name_it(tmp_path, capsys):
     status, lines = told(capsys, "--comfyui", tmp_path)
     assert status == 1
@@ -69,7 +81,7 @@ def test_without_comfyui_it_says_how_to_name_it(tmp_path, capsys):
 @pytest.mark.parametrize(("version", "well"), [("0.20.0", False), ("0.20.1", True), ("0.100.0", True)])
 def test_a_comfyui_that_is_too_old_is_named(installed, version, well):
     (installed / "comfyui_version.py").write_text(f'__version__ = "{version}"\n', encoding="utf-8")
-    first = next(iter(doctor.places(installed)))
+    first = next(iter(doctor.places(installed, installed)))
     assert first == (well, f"ComfyUI {version}" + ("" if well else " is older than 0.20.1; update ComfyUI"))
 
 

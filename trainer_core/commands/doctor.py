@@ -28,12 +28,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} doctor", description=text)
     parser.add_argument("--comfyui", type=Path, help="ComfyUI's folder, where the pack does not lie in it")
     options = parser.parse_args(arguments)
-    comfyui = options.comfyui.absolute() if options.comfyui else comfyui_around()
+    base = comfyui_around()  # ComfyUI Desktop, and --base-directory, keep it elsewhere than ComfyUI
+    comfyui = options.comfyui.absolute() if options.comfyui else base
+    folders = comfyui if base is None else base
     wrong = 0
-    for look in (pythons, packages, optional, devices, lambda: places(comfyui), lambda: two_steps(comfyui)):
+    for look in (pythons, packages, optional, devices, lambda: places(comfyui, folders), lambda: two_steps(comfyui)):
         for well, found in _looked(look):
             wrong += not well
-            print(f"{'ok   ' if well else 'WRONG'}  {nameless(found, comfyui)}", flush=True)
+            print(f"{'ok   ' if well else 'WRONG'}  {nameless(found, comfyui, folders)}", flush=True)
     last = {0: "Nothing is wrong.", 1: "One thing is wrong."}.get(wrong, f"{wrong} things are wrong.")
     print(f"{last} Add these lines to an issue; they hold no name and no path of this machine.")
     return int(wrong > 0)
@@ -104,11 +106,11 @@ def devices() -> Iterator[Line]:
     yield True, f"torch {torch.__version__} on {device.type}{name}: {free}, computes in {computes}"
 
 
-def places(comfyui: Path | None) -> Iterator[Line]:
-    """Look at ComfyUI, and at its folders: whether they can be written, and have room."""
+def places(comfyui: Path | None, base: Path | None) -> Iterator[Line]:
+    """Look at ComfyUI, and at the folders in its base: whether they can be written, and have room."""
     from ..common.files import check_writable
 
-    if comfyui is None or not (comfyui / "comfy").is_dir():
+    if comfyui is None or base is None or not (comfyui / "comfy").is_dir():
         yield False, "ComfyUI is not around the pack; name its folder: doctor --comfyui FOLDER"
         return
     text = (comfyui / "comfyui_version.py").read_text(encoding="utf-8")
@@ -119,11 +121,11 @@ def places(comfyui: Path | None) -> Iterator[Line]:
     yield known, f"ComfyUI {version or 'of an unknown version'}" if known else older
     for name in ("output", "models/loras", "user"):
         try:
-            check_writable(comfyui / name)
+            check_writable(base / name)
         except ValueError as problem:
             yield False, f"{name}: {problem}"
             continue
-        free = shutil.disk_usage(comfyui / name).free
+        free = shutil.disk_usage(base / name).free
         enough = free > LEAST_FREE
         remedy = "" if enough else f"; a run may take {LEAST_FREE / 1e9:.0f} GB, so delete what you do not need"
         yield enough, f"{name} can be written, {free / 1e9:.0f} GB free{remedy}"
@@ -195,9 +197,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text.partition("+")[0])))[:3]
 
 
-def nameless(text: str, comfyui: Path | None) -> str:
+def nameless(text: str, comfyui: Path | None, base: Path | None) -> str:
     """Leave out of a sentence the folders that would tell about a machine and its person."""
-    named = {str(PACK): "the pack", str(comfyui): "ComfyUI", str(Path.home()): "~"}
+    named = {str(PACK): "the pack", str(comfyui): "ComfyUI", str(base): "ComfyUI", str(Path.home()): "~"}
     for path, name in named.items():
         if len(path) > 1 and path != "None":
             text = text.replace(path, name)
