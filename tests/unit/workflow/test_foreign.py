@@ -481,13 +481,29 @@ def test_the_model_of_a_file_is_told_by_its_network(tmp_path):
         ('gemma2 = "g"\nae = "a"\n', "lumina2", "g"),
         ('guidance_scale = 1.0\nt5xxl = ""\nlog_with = ""\nepoch = 1\nnoise_offset_type = "Original"', "flux", None),
         ('t5xxl = ""\nguidance_scale = 0', "", None),
+        ('t5xxl = "t"\ntraining_shift = 3.0\n', "sd3", "t"),
+        ('t5xxl = "t"\nclip_l_dropout_rate = 0.1\n', "sd3", "t"),
+        ('t5xxl = "t"\npretrained_model_name_or_path = "/m/sd3.5_medium.safetensors"\n', "sd3", "t"),
+        ('t5xxl = "t"\npretrained_model_name_or_path = "/m/flux1-dev.safetensors"\n', "flux", "t"),
+        ('t5xxl = "t"\ntimestep_sampling = "shift"\n', "flux", "t"),
     ),
 )
 def test_the_family_of_a_file_is_told_by_arguments_of_its_own(tmp_path, arguments, family, encoder):
-    text = f'network_dim = 4\nnetwork_module = "lycoris.kohya"\n{arguments}\nmodel_prediction_type = "raw"\n'
+    text = f'network_dim = 4\nnetwork_module = "lycoris.kohya"\n{arguments}\nweighting_scheme = "mode"\n'
     found = read_foreign(saved(tmp_path, "a.toml", text))
     assert (found.family, found.models.get("text_encoder_1")) == (family, encoder)
-    assert found.left == ([] if family else ["model_prediction_type = 'raw'"])
+    assert ("weighting_scheme = 'mode'" in found.left) == (not family)
+
+
+@pytest.mark.parametrize("named", ("", 'pretrained_model_name_or_path = "/m/model.safetensors"\n'))
+@pytest.mark.parametrize("shared", ('t5xxl = "t"', 'clip_l = "c"', "apply_t5_attn_mask = true"))
+def test_arguments_of_flux_and_of_stable_diffusion_3_alike_are_asked_for(tmp_path, shared, named):
+    text = f"network_dim = 4\nlearning_rate = 1e-4\n{named}{shared}\n"
+    with pytest.raises(
+        ValueError, match=r"is of Flux as well as of Stable Diffusion 3; set ae in it for Flux, or clip_g for"
+    ):
+        read_foreign(saved(tmp_path, "a.toml", text))
+    assert read_foreign(saved(tmp_path, "b.toml", text + 'network_module = "networks.lora_sd3"\n')).family == "sd3"
 
 
 def test_a_lokr_of_whole_matrices_has_no_rank_of_convolutions(tmp_path):

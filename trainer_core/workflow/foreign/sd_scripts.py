@@ -136,9 +136,15 @@ FLAGS: dict[str, tuple[str, Any]] = {  # switched on -> our setting and its valu
     "sample_at_first": ("saves.sample_at_start", True),
 }
 TELLING = {  # arguments that the scripts of one family alone have, of a file that names no script
-    "qwen3": "anima", "gemma2": "lumina2", "clip_g": "sd3", "apply_lg_attn_mask": "sd3", "byt5": "hunyuan_image",
-    "t5xxl": "flux", "ae": "flux", "apply_t5_attn_mask": "flux", "guidance_scale": "flux",
+    "qwen3": "anima", "gemma2": "lumina2", "byt5": "hunyuan_image", "clip_g": "sd3", "ae": "flux",
+    "apply_lg_attn_mask": "sd3", "clip_l_dropout_rate": "sd3", "clip_g_dropout_rate": "sd3", "t5_dropout_rate": "sd3",
+    "pos_emb_random_crop_rate": "sd3", "enable_scaled_pos_embed": "sd3", "training_shift": "sd3",
+    "guidance_scale": "flux",
 }  # fmt: skip
+WITH_T5 = ("flux", "sd3")  # whose scripts share these arguments; names of models tell the two apart
+OF_BOTH = ("t5xxl", "clip_l", "apply_t5_attn_mask", "t5xxl_max_token_length")
+OF_FLUX = ("timestep_sampling", "discrete_flow_shift", "model_prediction_type", "sigmoid_scale")  # of the two
+MODEL_NAMES = {r"flux": "flux", r"sd[-_. ]?3|stable[-_. ]?diffusion[-_. ]?3": "sd3"}
 FAMILIES = {  # words in the name of a script -> the family that it trains
     "flux_2": "flux2",
     "flux": "flux",
@@ -195,7 +201,6 @@ FLOWS = {  # of the families of sd-scripts
     "anima": Flow("sigmoid"),
 }
 TRAINED_TEXTS = {"flux": 1, "sd3": 2, "lumina2": 1, "anima": 1}  # how many of a family, unless it is switched off
-WITH_T5 = ("flux", "sd3")  # which has a switch of its own
 OF_SNR = ("min_snr_gamma", "v_pred_like_loss", "debiased_estimation_loss", "scale_v_pred_loss_like_noise_pred")
 WEIGHED = {"sigma_sqrt": "sigma_sqrt", "cosmap": "cos_map"}
 CAPTIONS: dict[str, tuple[str, Convert]] = {  # of a folder -> field of its captions
@@ -332,7 +337,7 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
         found.program = found.program.replace(PROGRAM, "musubi-tuner")
         family = family or re.sub(r"_?train.*", "", script) or "hunyuan_video"  # its first, whose modules tell nothing
     elif not script:
-        family = family or next((each for name, each in TELLING.items() if values.get(name)), "")
+        family = family or _told_family(values)
     family = "chroma" if family == "flux" and given.take("model_type") == "chroma" else family
     second = _second(given, script, program)
     _model(found, given, family, second=second)
@@ -359,6 +364,24 @@ def read_sd_scripts(values: Mapping[str, Any], folder: Path, script: str = "", p
         if not WITHOUT_EFFECT.fullmatch(name):
             found.leave(name, value)
     return found
+
+
+def _told_family(values: Mapping[str, Any]) -> str:
+    """Tell the family of arguments that name no script; refuse those of Flux as well as of Stable Diffusion 3."""
+    family = next((each for name, each in TELLING.items() if values.get(name)), "")
+    shared = next((name for name in OF_BOTH if values.get(name)), "")
+    if family or not shared:
+        return family
+    if any(values.get(name) for name in OF_FLUX):
+        return "flux"
+    model = re.split(r"[\\/]", str(values.get("pretrained_model_name_or_path") or ""))[-1]
+    named = [each for pattern, each in MODEL_NAMES.items() if re.search(pattern, model, re.IGNORECASE)]
+    if len(named) != 1:
+        raise ValueError(
+            f"its {shared} is of Flux as well as of Stable Diffusion 3; set ae in it for Flux, or clip_g for Stable "
+            "Diffusion 3, or choose the script that reads it"
+        )
+    return named[0]
 
 
 def _whole_model(values: Mapping[str, Any], script: str) -> Mapping[str, Any]:
