@@ -69,7 +69,10 @@ class Setting:
 FULL = PLAIN.replace(checkpointing="full")
 CURVE = (
     Setting(name="checkpointing 0"),
-    *(Setting(name=f"checkpointing {n}", memory=PLAIN.replace(checkpointing=n)) for n in ("1", "2", "3", "4", "full")),
+    *(
+        Setting(name=f"checkpointing {n}", memory=PLAIN.replace(checkpointing=n))
+        for n in ("feed-forward", "1", "2", "3", "4", "full")
+    ),
     Setting(name="checkpointing 0, activations in RAM", memory=PLAIN.replace(offload_activations="on")),
     Setting(name="full, half of the weights in RAM", memory=FULL.replace(offload_weights="half")),
     Setting(name="full, all weights in RAM", memory=FULL.replace(offload_weights="all")),

@@ -12,6 +12,7 @@ from tiny_models import model_of, network_on, tiny_unet
 from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig
 from lora_atelier.trainer_core.memory import (
     LEVELS,
+    PARTS,
     Stream,
     activations_in_ram,
     check_weights,
@@ -79,7 +80,7 @@ def test_each_level_recomputes_more_than_the_one_before():
         counts.append(sum(isinstance(m.__dict__.get("forward"), Recomputed) for m in unet.modules()))
     blocks = [m for m in unet.modules() if type(m).__name__ in ("ResnetBlock2D", "BasicTransformerBlock")]
     assert counts[0] == 0 and counts == sorted(counts) and counts[-1] == len(blocks)
-    assert counts[1] == 3 and counts[2] > counts[1]  # the narrow transformer blocks, then the outermost resnets
+    assert counts[1] == counts[2] == 3 and counts[3] > 3  # narrow blocks: parts, whole; then wider ones
 
 
 @pytest.mark.parametrize(
@@ -343,7 +344,13 @@ def test_rungs_go_from_fast_to_small_and_leave_what_is_fixed():
     gpu = torch.device("cuda")
     found = rungs(MemoryConfig(), gpu)
     assert [rung.checkpointing for rung in found] == [*LEVELS, "full", "full", "full"]
-    assert [rung.offload_weights for rung in found][-3:] == ["half", "all", "all"]
+    assert [rung.offload_weights for rung in found][-4:] == ["none", "none", "half", "all"]
+    for config in (MemoryConfig(compile=True), MemoryConfig()):  # compiled blocks would fall into pieces
+        assert [rung.checkpointing for rung in rungs(config, CPU, parts=config.compile)] == list(
+            LEVELS[:1] + LEVELS[2:]
+        )
+    chosen = rungs(MemoryConfig(checkpointing=PARTS, compile=True), CPU, parts=False)
+    assert [rung.checkpointing for rung in chosen] == [PARTS]
     fixed = rungs(MemoryConfig(checkpointing="2", offload_activations="off"), gpu)
     assert {(rung.checkpointing, rung.offload_activations) for rung in fixed} == {("2", "off")}
     assert [rung.offload_weights for rung in fixed] == ["none", "half", "all"]

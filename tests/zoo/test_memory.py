@@ -65,13 +65,13 @@ def test_more_recomputed_blocks_take_less():
     assert peaks[0] > 1.1 * peaks[1] > 1.2 * peaks[2]
 
 
-def fitted(monkeypatch, free, peak, keep_free=0):
+def fitted(monkeypatch, free, peak, keep_free=0, memory=None):
     """Choose the settings of a run with so many bytes free; peak: gives the measurement at the level that is set."""
     config = RunConfig(
         base_model=linked("flux_dev"),
         dataset=DatasetConfig(concepts=(ConceptConfig(folder="x"),)),
         lora=LoraConfig(rank=4),
-        memory=MemoryConfig(checkpointing="auto", keep_free=keep_free),
+        memory=memory or MemoryConfig(checkpointing="auto", keep_free=keep_free),
     )
     base = source_of(config.base_model).load(torch.float32)
     shapes = SimpleNamespace(
@@ -111,6 +111,17 @@ def test_what_other_programs_keep_is_asked_of_comfyui_too(monkeypatch):
     assert 2.7e9 < asked[-1] < 3e9
     with pytest.raises(ValueError, match=r"0\.0 GB are free beside the 3 GB of keep_free of Memory; lower keep_free"):
         fitted(monkeypatch, 3 * 10**9, peak, keep_free=3)
+
+
+def test_feed_forward_parts_alone_are_taken_where_they_are_asked_for(monkeypatch):
+    asked = MemoryConfig(checkpointing="feed-forward")
+    nothing = measured.Peak(once=0, sample=0, position=0, latents=PICTURES)
+    ladder, said = fitted(monkeypatch, 10**9, lambda parts: nothing if parts == 4 else None, memory=asked)
+    assert [memory.checkpointing for memory in ladder] == ["feed-forward"] * len(ladder)
+    assert "with gradient checkpointing feed-forward" in said
+    monkeypatch.setattr("lora_atelier.nodes.comfyui.connected.trial.feed_forward", lambda _: [])
+    with pytest.raises(ValueError, match=r"no feed-forward parts .*; set checkpointing of Memory to auto"):
+        fitted(monkeypatch, 10**9, lambda _: nothing, memory=asked)
 
 
 def test_what_each_block_keeps_is_counted():

@@ -184,10 +184,11 @@ class MemoryConfig(Config):
     SECTION: ClassVar = "memory"
     NODE: ClassVar = "Memory"
 
-    checkpointing: Literal["auto", "0", "1", "2", "3", "4", "full"] = _beside(
+    checkpointing: Literal["auto", "0", "feed-forward", "1", "2", "3", "4", "full"] = _beside(
         "auto",
         "Gradient checkpointing: how much is computed twice instead of kept. 0 = nothing: fastest. full = every "
-        "block: least memory, about a third slower. The levels between save most for the least time first.",
+        "block: least memory, about a third slower. The levels between save most for the least time first. "
+        "feed-forward: only the feed-forward parts of blocks; for a linked model auto never takes it.",
     )
     offload_weights: Literal["auto", "none", "half", "all"] = _beside(
         "auto",
@@ -196,7 +197,7 @@ class MemoryConfig(Config):
     )
     offload_activations: Literal["auto", "off", "on"] = _beside(
         "auto",
-        "on: activations wait in RAM until the backward pass. Slow; for the largest pictures only.",
+        "on: activations wait in RAM until the backward pass. Slow unless blocks are recomputed, as then little waits.",
         advanced=True,
     )
     attention: Literal["auto", "flash", "efficient", "cudnn", "math", "xformers"] = _beside(

@@ -27,7 +27,7 @@ from .eight_bits import (
     rounded,
     takes_sides,
 )
-from .gradient_checkpointing import LEVELS, keep_activations, recompute
+from .gradient_checkpointing import LEVELS, PARTS, WHOLE, keep_activations, recompute
 from .messages import are_free
 from .setup import describe, kept_activations, moves_weights, prepare, rungs
 from .stream import Stream, activations_in_ram
@@ -39,8 +39,10 @@ __all__ = [
     "DTYPES",
     "LEVELS",
     "MULTIPLIES_IN",
+    "PARTS",
     "SHARES",
     "STORED",
+    "WHOLE",
     "Kept",
     "Programs",
     "Stream",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .gradient_checkpointing import Unit
+from .gradient_checkpointing import WHOLE, Unit
 
 PROGRAMS = 128  # compiled programs of one function at most
 
@@ -74,6 +74,6 @@ def compile_blocks(units: Iterable[Unit], note: Callable[[str], None], backend: 
     outside the compiled code.
     """
     programs = Programs(note)
-    for block, _ in units:
+    for block in (unit for unit, least in units if least >= WHOLE):
         block.forward = Compiled(block.forward, programs, backend)
     return programs

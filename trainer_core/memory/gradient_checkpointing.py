@@ -1,4 +1,4 @@
-"""Gradient checkpointing in levels: from its level on, a block recomputes its activations in the backward pass."""
+"""Gradient checkpointing in levels: from its level on, a block or a part of it recomputes its activations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ..common.subset import computing, current_subset
 
-Unit = tuple[nn.Module, int]  # a repeated block, and the lowest level that recomputes it
-LEVELS = ("0", "1", "2", "3", "4", "full")
+Unit = tuple[nn.Module, int]  # a repeated block or a part of one, and the lowest level (of LEVELS) that recomputes it
+PARTS = "feed-forward"  # the level that recomputes parts of blocks alone
+LEVELS = ("0", PARTS, "1", "2", "3", "4", "full")
+WHOLE = LEVELS.index("1")  # the lowest level of a whole block
 
 
 class Recomputed:
@@ -30,6 +32,15 @@ class Recomputed:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
         return checkpoint(self.forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+class RecomputedPart(Recomputed):
+    """The same for a part of a block, which stays outside of the block's compiled code."""
+
+    @torch.compiler.disable
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward."""
+        return super().__call__(*args, **kwargs)
 
 
 class RecomputedOnCopies(Recomputed):
@@ -51,13 +62,17 @@ class RecomputedOnCopies(Recomputed):
 def recompute(units: Iterable[Unit], level: str, *, copies: bool = False) -> None:
     """Switch gradient checkpointing on for the blocks of a level; may be called again with a higher level.
 
-    units: the blocks, each with the lowest level that recomputes it. copies: the blocks may write into their inputs.
+    units: blocks and parts of them, each with the lowest level that recomputes it; from the first level of whole blocks
+    on, no part is recomputed alone. copies: the blocks may write into their inputs.
     """
     wanted = LEVELS.index(level) if level in LEVELS else 0  # auto, where no estimate has chosen one
-    kind = RecomputedOnCopies if copies else Recomputed
-    for unit, least in units:
-        if wanted >= least and not isinstance(unit.forward, Recomputed):
-            unit.forward = kind(unit.forward)
+    found = list(units)
+    if wanted >= WHOLE:
+        keep_activations(unit for unit, least in found if least < WHOLE)
+    for unit, least in found:
+        if min(wanted, WHOLE) <= least <= wanted and not isinstance(unit.forward, Recomputed):
+            plain = RecomputedPart if least < WHOLE else Recomputed
+            unit.forward = (RecomputedOnCopies if copies else plain)(unit.forward)
 
 
 def keep_activations(modules: Iterable[nn.Module]) -> None:

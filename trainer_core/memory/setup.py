@@ -12,24 +12,32 @@ from torch import nn
 from ..common.devices import kind_of
 from ..config import MemoryConfig
 from .eight_bits import chosen_compute
-from .gradient_checkpointing import Unit, recompute
+from .gradient_checkpointing import LEVELS, PARTS, Unit, recompute
 from .stream import Stream, activations_in_ram
 from .weights import SHARES, keep_weights
 
-# Each rung takes less memory and more time than the one before: (checkpointing, offload_weights, offload_activations).
+# Each rung takes less memory than the one before, and a saved gigabyte costs more time there: (checkpointing,
+# offload_weights, offload_activations). Where all is recomputed, the inputs of blocks are what is kept: each goes to
+# RAM once in a step and comes back once. A weight comes three times, for the forward pass, the second one and the
+# backward pass, and moving it frees no more than its size.
 RUNGS = (
-    *((level, "none", "off") for level in ("0", "1", "2", "3", "4", "full")),
-    ("full", "half", "off"),
-    ("full", "all", "off"),
+    *((level, "none", "off") for level in LEVELS),
+    ("full", "none", "on"),
+    ("full", "half", "on"),
     ("full", "all", "on"),
 )
 
 
-def rungs(config: MemoryConfig, device: torch.device) -> list[MemoryConfig]:
-    """List the memory settings to try, from the fastest to the smallest; only settings at auto vary."""
+def rungs(config: MemoryConfig, device: torch.device, *, parts: bool = True) -> list[MemoryConfig]:
+    """List the memory settings to try, from the fastest to the smallest; only settings at auto vary.
+
+    parts: parts of blocks can be recomputed alone. They lie inside of compiled blocks, which would fall into pieces.
+    """
     fields = ("checkpointing", "offload_weights", "offload_activations")
     found: list[MemoryConfig] = []
     for rung in RUNGS:
+        if rung[0] == PARTS and config.checkpointing == "auto" and (config.compile or not parts):
+            continue
         settings = dict(zip(fields, rung, strict=True))
         settings |= {name: value for name in fields if (value := getattr(config, name)) != "auto"}
         if kind_of(device).shares_ram:  # everything is in RAM already

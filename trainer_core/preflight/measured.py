@@ -18,7 +18,7 @@ from ..common.devices import kind_of
 from ..config import MemoryConfig, ObjectiveConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
-from ..memory import are_free, describe, empty_cache, free_bytes, out_of_memory, recompute, rungs
+from ..memory import PARTS, WHOLE, are_free, describe, empty_cache, free_bytes, out_of_memory, recompute, rungs
 from ..models import BaseModel, Conditioning, Host, LatentFormat, differentiable, word_ids
 from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
@@ -144,7 +144,7 @@ def fit_measured(
     with torch.no_grad():
         caption = encoded()
     live = encoded if trains else None
-    every = (memory.replace(offload_weights="none") for memory in rungs(config.memory, device))
+    every = (memory.replace(offload_weights="none") for memory in rungs(config.memory, device, parts=False))
     ladder = list(dict.fromkeys(every))  # where weights lie is the host's business
     with host.session(device, texts=trains):
         start = load_continued(config, base)
@@ -156,6 +156,11 @@ def fit_measured(
         with network.attached():
             smallest = min(plan.fullest_batches(), key=math.prod)
             remarks = _try_out(host, base.latents, network, caption, smallest, references, live)
+            if config.memory.checkpointing == PARTS and all(least >= WHOLE for _, least in base.denoiser.units()):
+                raise ValueError(
+                    "The blocks of this MODEL have no feed-forward parts that can be recomputed alone; set "
+                    f"{setting('memory.checkpointing')} to auto."
+                )
             for number, memory in enumerate(ladder):
                 recompute(base.denoiser.units(), memory.checkpointing, copies=base.denoiser.written is not None)
                 last = number + 1 == len(ladder)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ....trainer_core.config import Preset
 from ....trainer_core.config.algorithms import KEYS_AND_ENDS
-from ....trainer_core.memory.gradient_checkpointing import LEVELS
+from ....trainer_core.memory.gradient_checkpointing import LEVELS, PARTS, WHOLE
 from ....trainer_core.models.base import BASE, Layer, Unit
 from ....trainer_core.models.sd.layers import PREFIX
 from ....trainer_core.networks.layers.shape import is_linear, is_matrix, is_norm, is_spatial
@@ -32,6 +32,9 @@ MLP_END = re.compile(
     r"(.*[._])?(mlp\w*|ff\w*|feed_forward|ffn|experts?\w*|channelwise|DenseReluDense)\.(\S+\.)?"
     r"(2|4|fc2|c_proj|w2|wo|layer2|linear_2|linear_fc2|down|down_proj|out_layer)|ff_out|(.*\.)?block\.layer2"
 )
+FEED_FORWARD = re.compile(
+    r"(\w+_)?(mlp|ffn?|feed_?forward|channelwise|DenseReluDense)(_\w+)?"
+)  # the whole part of a block
 UNET_PARTS = ("input_blocks", "middle_block", "output_blocks")  # of OpenAI's UNet
 UNET_UNITS = ("ResBlock", "BasicTransformerBlock")  # its modules that repeat
 
@@ -94,7 +97,23 @@ def units(denoiser: nn.Module) -> list[Unit]:
         found = [module for module in denoiser.modules() if type(module).__name__ in UNET_UNITS]
     else:
         found = list(named_blocks(denoiser).values())
-    return [(module, 1 + number % (len(LEVELS) - 1)) for number, module in enumerate(found)]
+    return [(module, WHOLE + number % (len(LEVELS) - WHOLE)) for number, module in enumerate(found)]
+
+
+def feed_forward(found: Sequence[Unit]) -> list[Unit]:
+    """List the feed-forward parts of blocks that are modules of their own, for the level of parts alone."""
+    return [(part, LEVELS.index(PARTS)) for block, _ in found for part in _feed_forward(block)]
+
+
+def _feed_forward(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost parts of a block that are called as such and have several layers."""
+    for name, child in module.named_children():
+        named = FEED_FORWARD.fullmatch(name) and not MODULATION.fullmatch(name)
+        listed = isinstance(child, nn.ModuleList | nn.ModuleDict)  # which has no forward
+        if named and not listed and sum(map(is_linear, child.modules())) > 1:
+            yield child
+        else:
+            yield from _feed_forward(child)
 
 
 def shared_out(found: Sequence[Unit], kept: Sequence[int]) -> list[Unit]:
@@ -102,11 +121,11 @@ def shared_out(found: Sequence[Unit], kept: Sequence[int]) -> list[Unit]:
 
     kept: bytes that each block keeps for the backward pass.
     """
-    sums, levels = [0] * (len(LEVELS) - 1), {}
+    sums, levels = [0] * (len(LEVELS) - WHOLE), {}
     for number in sorted(range(len(found)), key=lambda number: (-kept[number], number)):
         level = min(range(len(sums)), key=lambda level: (sums[level], level))
         sums[level] += kept[number]
-        levels[number] = level + 1
+        levels[number] = level + WHOLE
     return [(unit, levels[number]) for number, (unit, _) in enumerate(found)]
 
 

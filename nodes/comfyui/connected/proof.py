@@ -183,7 +183,9 @@ def recomputes(
     blocks: Sequence[Unit],
     bound: float,
 ) -> bool:
-    """Tell whether gradients stay the same where blocks are recomputed; some blocks do something else the second time.
+    """Tell whether gradients stay the same where all of some blocks are recomputed, or parts of blocks.
+
+    Some blocks do something else the second time.
 
     plain: gradients of a pass without that, by layer. bound: of their relative difference. Gradients are cleared.
     """

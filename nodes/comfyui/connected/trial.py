@@ -18,7 +18,7 @@ from .denoiser import TOLERANCE, BatchConditions, RawDenoiser
 from .filed import WHOLE, Filed
 from .frozen import is_product
 from .gradients import WRONG
-from .layers import named_blocks, shared_out, units
+from .layers import feed_forward, named_blocks, shared_out, units
 from .observed import Observed, calls, tensors_in
 from .proof import APART, INSTEAD, ROUNDED, WRONG_SLOPE, prove, recomputes, refused
 from .stopped import where_stopped
@@ -36,7 +36,7 @@ class Found(NamedTuple):
     """What a trial has found."""
 
     left_out: frozenset[str]  # names of layers that cannot be trained
-    units: list[Unit]  # blocks that can be recomputed
+    units: list[Unit]  # blocks that can be recomputed, and parts of them
     drawn_as_trained: bool  # whether only code for training calls all layers, so that samples need it
     remarks: list[str]  # for the person, a sentence each
 
@@ -110,6 +110,8 @@ def try_out(
     blocks += _trained(units(clip.cond_stage_model), modules) if clip else []
     if recomputes(run, layers, plain, blocks, 2 * denoiser.bound):
         blocks = shared_out(blocks, bytes_kept(run, blocks))
+        parts = feed_forward(blocks)
+        blocks += parts if parts and recomputes(run, layers, plain, parts, 2 * denoiser.bound) else []
     else:
         blocks = []
         remarks.append("Recomputed blocks of this MODEL give other gradients, so gradient checkpointing stays off.")

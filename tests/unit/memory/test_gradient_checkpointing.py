@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lora_atelier.trainer_core.memory import Watched, copied_before_written, keep_activations, recompute
+from lora_atelier.trainer_core.memory import WHOLE, Watched, copied_before_written, keep_activations, recompute
 
 
 @dataclass
@@ -129,7 +129,7 @@ def test_what_a_block_writes_without_giving_it_back_stays_written(inputs):
     torch.manual_seed(0)
     model = SilentModel().double()
     expected = model(*inputs).detach(), gradients(model, inputs)
-    recompute([(block, 1) for block in model.blocks], "full", copies=True)
+    recompute([(block, WHOLE) for block in model.blocks], "full", copies=True)
     with copied_before_written():
         assert torch.equal(model(*inputs).detach(), expected[0])
     assert equal(gradients(model, inputs), expected[1])
@@ -139,7 +139,7 @@ def test_what_a_block_writes_without_giving_it_back_stays_written(inputs):
 def test_a_block_runs_twice_and_one_inside_it_no_more_often(model, inputs):
     inside = model.blocks[1].inner
     expected = gradients(model, inputs)
-    recompute([(model.blocks[1], 1), (inside, 1)], "full", copies=True)
+    recompute([(model.blocks[1], WHOLE), (inside, WHOLE)], "full", copies=True)
     for block in model.modules():
         if isinstance(block, Block):
             block.runs, block.seen = 0, []
@@ -149,14 +149,14 @@ def test_a_block_runs_twice_and_one_inside_it_no_more_often(model, inputs):
 
 
 def test_nothing_is_recomputed_without_gradients(model, inputs):
-    recompute([(block, 1) for block in model.blocks], "full", copies=True)
+    recompute([(block, WHOLE) for block in model.blocks], "full", copies=True)
     with torch.no_grad():
         model(*inputs)
     assert [block.runs for block in model.blocks] == [1, 1, 1]
 
 
 def test_what_is_trained_in_a_first_block_gets_its_gradient(model, inputs):
-    recompute([(block, 1) for block in model.blocks], "full", copies=True)
+    recompute([(block, WHOLE) for block in model.blocks], "full", copies=True)
     with copied_before_written():
         model(*inputs).backward()
     assert model.blocks[0].linear.weight.grad.abs().max() > 0
@@ -168,7 +168,7 @@ def test_activations_are_kept_again(model, copies):
         return Block.forward(model.blocks[1], *args, **kwargs)
 
     model.blocks[1].forward = own
-    recompute([(block, 1) for block in model.blocks], "full", copies=copies)
+    recompute([(block, WHOLE) for block in model.blocks], "full", copies=copies)
     assert all("forward" in vars(block) for block in model.blocks)
     keep_activations(model.modules())
     assert ["forward" in vars(block) for block in model.blocks] == [False, True, False]
