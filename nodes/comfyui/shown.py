@@ -143,8 +143,8 @@ def _needed(prompt: Mapping[str, Any], nodes: Collection[str]) -> set[str]:
     while left:
         if (node := left.pop()) not in found:
             found.add(node)
-            given = prompt[node]["inputs"].values()
-            left += [value[0] for value in given if isinstance(value, list) and len(value) == 2 and value[0] in prompt]
+            pairs = [each for each in prompt[node]["inputs"].values() if isinstance(each, list) and len(each) == 2]
+            left += [name for name, _ in pairs if isinstance(name, str) and name in prompt]
     return found
 
 
