@@ -4,8 +4,9 @@ import comfy.model_management
 import comfy.ops
 import pytest
 import torch
+from zoo.again import again
 from zoo.trial import Trial, apart
-from zoo.zoo import build
+from zoo.zoo import VARIANTS, ZOO, build
 
 from lora_atelier.nodes.comfyui.connected import gradients
 from lora_atelier.nodes.comfyui.connected.architecture import remarks
@@ -88,6 +89,11 @@ def test_a_fresh_network_changes_nothing_and_a_session_leaves_nothing(name):
         assert torch.equal(trial.predict({}), own)
 
 
+# In every run: those that have such layers, and the variants, whose gradients test_gradients.py leaves out there.
+TOLD = [name for name in ZOO if name in UNUSED or name in VARIANTS]
+
+
+@pytest.mark.parametrize("name", [*TOLD, *again(*(name for name in ZOO if name not in TOLD))])
 def test_layers_without_a_gradient_are_found(name):
     trial = Trial(name)
     with gradients.session(trial.patcher), trial.network.attached():
