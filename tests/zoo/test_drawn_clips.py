@@ -32,7 +32,6 @@ LENGTHS = {
     "mochi": (19, 24),
     "ltxav": (17, 25),
     "cosmos_t2v": (17, 24),
-    "cosmos_predict2": (17, 16),
     "kandinsky5_video": (17, 24),
 }
 CLIP = SampleConfig(prompts=("a mossling --n dull",), width=64, height=64, steps=2, seed=3, cfg=2.0, frames=20)
@@ -121,10 +120,11 @@ def test_a_full_disk_at_a_clip_costs_that_clip_alone(pictures, tmp_path):
     assert len(again.samples) == 5 and equal(again.tensors, result.tensors)
 
 
-def test_a_model_of_pictures_draws_no_clip(pictures, tmp_path):
+@pytest.mark.parametrize(("row", "title"), [("qwen_image", "Qwen-Image"), ("cosmos_predict2", "Cosmos-Predict2")])
+def test_a_model_of_pictures_draws_no_clip(row, title, pictures, tmp_path):
     """Also where its latents have a time axis."""
-    with pytest.raises(ValueError, match=r"Prompt 1 asks for 20 frames, but Qwen-Image draws single pictures; set sa"):
-        run(configure(linked("qwen_image"), pictures).replace(sample=CLIP), tmp_path)
+    with pytest.raises(ValueError, match=f"Prompt 1 asks for 20 frames, but {title} draws single pictures; set sa"):
+        run(configure(linked(row), pictures).replace(sample=CLIP), tmp_path)
 
 
 def test_frames_that_are_equal_are_read_as_often_as_they_were_drawn(tmp_path):

@@ -975,7 +975,6 @@ BASES = {  # models of the rows above with channels for a mask or another pictur
     ),
 }
 CLIPS = {  # of the architectures above, on latents of several steps in time, which these rows lack there
-    "cosmos_predict2_clip": Row("CosmosT2IPredict2", VIDEO, (8, 48), COSMOS_PREDICT2, kind="cosmos_predict2"),
     "kandinsky5_video": Row(
         "Kandinsky5", VIDEO, (8, 48), KANDINSKY5 | {"visual_embed_dim": 132}, 32, kind="kandinsky5"
     ),

@@ -443,8 +443,7 @@ ARCHITECTURES = (
         title="Cosmos-Predict2",
         classes=("CosmosT2IPredict2", "CosmosI2VPredict2", "CosmosPredict2"),
         levels=middle(NONE_FOUND),
-        sampling=Sampling(steps=35),
-        rate=16,
+        sampling=Sampling(steps=35),  # of single pictures: its models of clips draw from a picture, and are refused
         untried=True,
         in_loras={"adaln_modulation_|cross_attn_output_proj": "Cosmos or Anima"},
         in_files={"blocks.0.mlp.layer1.": "a Cosmos or Anima model"},
