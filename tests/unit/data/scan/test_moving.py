@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from films import animated, film
+from films import animated, film, turned
 from PIL import Image
 from scan_folder import draw
 
@@ -99,6 +99,34 @@ def test_broken_clips_are_a_problem_like_any_other(folder):
     manifest = scan(dataset(folder, captions=captions, on_problem="leave_out"))
     assert [picture.name for picture in manifest.pictures] == ["a.png", "c.webm", "d.gif", "e.mkv"]
     assert {outcomes(manifest)[name][0] for name in ("b.mp4", "f.mov", "g.mp4")} == {"left out"}
+
+
+# content -> its frames, width and height where it is read, and why it is not
+ODD = {
+    "4K": (lambda: film(2, size=(3840, 2160), codec="mpeg4"), (2, 3840, 2160), ""),
+    "a variable rate": (lambda: film(5, rate=10, times=[0, 1, 5, 6, 9]), (5, 64, 48), ""),
+    "turned": (lambda: turned(film(5), 90), (5, 48, 64), ""),
+    "one frame": (lambda: film(1), (1, 64, 48), ""),
+    "alpha": (lambda: film(5, format="webm", codec="libvpx-vp9", pixels="yuva420p"), (5, 64, 48), ""),
+    "mkv by another name": (lambda: film(5, format="matroska", codec="mpeg4"), (5, 64, 48), ""),
+    "gif by another name": (lambda: animated(5), (5, 64, 48), ""),
+    "truncated": (lambda: film(30)[:-900], None, "it is damaged"),
+    "three hours": (lambda: film(4, times=(0, 1, 2, 24 * 3 * 3600)), None, "longer than an hour; cut it"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_clip_is_read_as_it_is_or_left_in_one_sentence(odd, tmp_path):
+    build, shape, why = ODD[odd]
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
+    (tmp_path / "odd.mp4").write_bytes(build())
+    clips, captions = ClipConfig(frames=(1,), take="full", rate=0.0), CaptionConfig(missing="empty")
+    manifest = scan(dataset(tmp_path, clips=clips, captions=captions, on_problem="leave_out"))
+    found = [(len(each.clip.frames), each.width, each.height) for each in manifest.pictures if each.clip]
+    assert found == ([shape] if shape else [])
+    assert outcomes(manifest)["odd.mp4"][0] == ("clip" if shape else "left out")
+    told = [note for note in manifest.notes if "odd.mp4" in note and "cannot be read" in note]
+    assert len(told) == (not shape) and all(why in note for note in told), manifest.notes
 
 
 def test_without_pyav_clips_are_refused_in_one_sentence(folder, monkeypatch):
