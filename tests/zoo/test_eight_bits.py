@@ -6,13 +6,28 @@ import comfy.ops
 import pytest
 import torch
 from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
+from train_graph import draw_pictures
+from zoo.linked import linked
 from zoo.test_frozen import patched, with_weights
+from zoo.test_train import configure, run
 from zoo.trial import Trial
 from zoo.zoo import ZOO, build, fill, patcher_of, settings
 
-from lora_atelier.nodes.comfyui.connected import gradients
-from lora_atelier.trainer_core.memory import STORED, multiply_in, takes_sides
+from lora_atelier.nodes.comfyui.connected import frozen, gradients
+from lora_atelier.trainer_core.config import MemoryConfig
+from lora_atelier.trainer_core.memory import (
+    HOLDS,
+    STORED,
+    hold_rounded,
+    multiply_in,
+    release_rounded,
+    rounded,
+    rounded_bytes,
+    takes_sides,
+)
 from lora_atelier.trainer_core.networks.layers.shape import is_linear
+from lora_atelier.trainer_core.preflight import measured
+from lora_atelier.trainer_core.training import compute
 from lora_atelier.trainer_core.training.compute import cosine
 
 NAME = "flux_dev"
@@ -109,6 +124,63 @@ def test_other_weights_are_rounded_at_use(form, kind):
     assert not torch.equal(prediction, expected)
     assert cosine(prediction, expected) > 0.999 and cosine(found, exactly) > 0.99
     assert cosine(passed(built)[1], exactly) > 0.99999  # and nothing of it stays
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_a_rounded_weight_that_is_held_gives_the_same_bits(kind, monkeypatch):
+    built, made = build(NAME), []
+    expected = passed(built, kind)
+    monkeypatch.setattr(frozen, "rounded", lambda *given: made.append(rounded(*given)) or made[-1])
+    layers = list(inner(built[0]).values())
+    trial = Trial(NAME, built=built, tokens=(40,))
+    with gradients.session(trial.patcher), trial.network.attached():
+        multiply_in(kind, layers)
+        sizes = [rounded_bytes(layer) for layer in layers]
+        assert hold_rounded(layers, sum(sizes) - 1) == sum(sizes[:-1])  # the last one has no room
+        with torch.no_grad():
+            assert torch.equal(trial.predict(), expected[0])
+        found = torch.cat([gradient.flatten() for gradient in trial.gradients()])
+        assert torch.equal(found, expected[1])
+        held = [each for layer in layers for each in layer.__dict__.get(HOLDS, {}).values()]
+        assert sum(part.nbytes for each in held for part in each) == sum(sizes[:-1])
+        again = len(made) - len(held)  # of the last layer alone
+        assert 0 < again < len(layers) and all(each.values.shape == layers[-1].weight.shape for each in made[-again:])
+        with torch.no_grad():
+            layers[0].weight.mul_(2)  # a patch, which is seen
+            changed = trial.predict()
+        assert not torch.equal(changed, expected[0])
+        release_rounded(layers)
+        with torch.no_grad():
+            assert torch.equal(trial.predict(), changed)
+        hold_rounded(layers, sum(sizes))
+    assert not any(HOLDS in module.__dict__ for module in trial.model.modules())
+
+
+def test_a_run_holds_its_rounded_weights_and_learns_the_same(tmp_path, monkeypatch):
+    pictures, taken = draw_pictures(tmp_path / "pictures"), []
+    monkeypatch.setattr(compute, "hold_rounded", lambda *given: taken.append(hold_rounded(*given)))
+    plain = configure(linked(NAME), pictures, steps=2)
+    config = plain.replace(memory=MemoryConfig(compute="int8"))
+    losses = [run(config, tmp_path / "held")[0].losses]
+    monkeypatch.setattr(measured, "_held", lambda *_: 0)
+    losses.append(run(config, tmp_path / "anew")[0].losses)
+    assert losses[0] == losses[1] and taken[0] > 0 == taken[1]
+
+
+def test_weights_that_are_in_8_bits_or_patched_at_use_hold_nothing():
+    built, _, kind = filed("int8")
+    with gradients.session(built[1]):
+        multiply_in(kind, inner(built[0]).values())
+        assert hold_rounded(inner(built[0]).values(), 1 << 30) == 0
+    model, patcher, _ = patched(NAME, loaded="partly")
+    expected = passed((model, patcher), kind)
+    trial = Trial(NAME, built=(model, patcher), tokens=(40,))
+    with gradients.session(trial.patcher), trial.network.attached():
+        multiply_in(kind, inner(model).values())
+        assert hold_rounded(inner(model).values(), 1 << 30) > 0
+        with torch.no_grad():
+            assert torch.equal(trial.predict(), expected[0]) and torch.equal(trial.predict(), expected[0])
+        assert not all(layer.__dict__[HOLDS] for layer in inner(model).values())
 
 
 def test_the_adapter_reads_what_was_not_rounded():

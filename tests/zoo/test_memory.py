@@ -1,5 +1,6 @@
 """The estimate from small passes against counted bytes of a large one, at every way of keeping activations."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 
 import comfy.model_management
@@ -24,6 +25,7 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.memory import keep_activations, recompute
 from lora_atelier.trainer_core.models import LatentFormat
 from lora_atelier.trainer_core.networks.of_model import build_network, learning_rates
+from lora_atelier.trainer_core.networks.rounded import rounding_layers
 from lora_atelier.trainer_core.objective import Objective
 from lora_atelier.trainer_core.preflight import measured
 
@@ -122,6 +124,24 @@ def test_feed_forward_parts_alone_are_taken_where_they_are_asked_for(monkeypatch
     monkeypatch.setattr("lora_atelier.nodes.comfyui.connected.trial.feed_forward", lambda _: [])
     with pytest.raises(ValueError, match=r"no feed-forward parts .*; set checkpointing of Memory to auto"):
         fitted(monkeypatch, 10**9, lambda _: nothing, memory=asked)
+
+
+def test_rounded_weights_are_held_where_there_is_room_for_all_else(monkeypatch):
+    asked = []
+    monkeypatch.setattr(ComfyUIHost, "reserve", lambda _, size: asked.append(size))
+    needs = measured.Peak(once=0, sample=2e8, position=0, latents=PICTURES)
+    said, sizes = {}, {}
+    for compute in ("exact", "int8"):
+        memory = MemoryConfig(checkpointing="0", compute=compute)
+        for free in (10**9, 10**8):
+            with suppress(ValueError):
+                said[compute, free] = fitted(monkeypatch, free, lambda _: needs, memory=memory)[1]
+            sizes[compute, free] = asked[-1]
+    base = source_of(linked("flux_dev")).load(torch.float32)
+    layers = [layer for each in rounding_layers(base).values() for layer in each]
+    counted = sum(layer.weight.numel() + 4 * len(layer.weight) for layer in layers)
+    assert sizes["int8", 10**9] - sizes["exact", 10**9] == counted > 0
+    assert sizes["int8", 10**8] == sizes["exact", 10**8]
 
 
 def test_what_each_block_keeps_is_counted():

@@ -32,11 +32,25 @@ from .messages import are_free
 from .setup import describe, kept_activations, moves_weights, prepare, rungs
 from .stream import Stream, activations_in_ram
 from .tensor_float import tensor_float
-from .weights import MULTIPLIES_IN, SHARES, Kept, check_weights, keep_weights, multiply_in, pack, weight_bytes
+from .weights import (
+    HOLDS,
+    MULTIPLIES_IN,
+    SHARES,
+    Kept,
+    check_weights,
+    hold_rounded,
+    keep_weights,
+    multiply_in,
+    pack,
+    release_rounded,
+    rounded_bytes,
+    weight_bytes,
+)
 from .written import Watched, copied_before_written
 
 __all__ = [
     "DTYPES",
+    "HOLDS",
     "LEVELS",
     "MULTIPLIES_IN",
     "PARTS",
@@ -64,6 +78,7 @@ __all__ = [
     "free_bytes",
     "give_back",
     "gradient_in_16_bits",
+    "hold_rounded",
     "in_parts",
     "keep_activations",
     "keep_weights",
@@ -78,8 +93,10 @@ __all__ = [
     "plain_attention",
     "prepare",
     "recompute",
+    "release_rounded",
     "room_for_programs",
     "rounded",
+    "rounded_bytes",
     "rungs",
     "staying",
     "takes_sides",

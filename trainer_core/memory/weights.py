@@ -20,6 +20,7 @@ NF4_BLOCK = 64  # values per scale
 NEEDS_BITSANDBYTES = ("int8", "nf4")
 QUANTIZED = ("float8", *NEEDS_BITSANDBYTES)
 MULTIPLIES_IN = "multiplies_in"  # attribute of layers that another program holds
+HOLDS = "holds_rounded"  # attribute of such layers: their rounded weight, by what it was made of
 SHARES = {"none": 0.0, "half": 0.5, "all": 1.0}
 
 
@@ -238,10 +239,40 @@ def multiply_in(kind: str, layers: Iterable[nn.Module]) -> None:
     for layer in layers:
         if isinstance(layer, _KeptLayer):
             layer.kept.compute = kind
-        elif kind:  # of another program, which holds its weight
+            continue
+        release_rounded([layer])
+        if kind:  # of another program, which holds its weight
             layer.__dict__[MULTIPLIES_IN] = kind
         else:
             layer.__dict__.pop(MULTIPLIES_IN, None)
+
+
+def rounded_bytes(layer: Any) -> int:
+    """Count what a layer of another program would hold of its weight, rounded; 0 where that is in 8 bits already."""
+    weight: Any = getattr(layer, "weight", None)
+    if isinstance(layer, _KeptLayer) or type(weight) not in (Tensor, nn.Parameter):
+        return 0
+    return weight.numel() + len(weight) * torch.float32.itemsize
+
+
+def hold_rounded(layers: Iterable[nn.Module], room: int) -> int:
+    """Let layers that multiply in 8 bits hold their rounded weights, as many as so many bytes take; count the bytes.
+
+    Others round their weight anew at each use, which gives the same bits.
+    """
+    held = 0
+    for layer in layers:
+        size = rounded_bytes(layer)
+        if size and MULTIPLIES_IN in layer.__dict__ and held + size <= room:
+            layer.__dict__[HOLDS] = {}
+            held += size
+    return held
+
+
+def release_rounded(layers: Iterable[nn.Module]) -> None:
+    """Let layers hold no rounded weights any more."""
+    for layer in layers:
+        layer.__dict__.pop(HOLDS, None)
 
 
 def pack(layers: Iterable[nn.Module]) -> None:

@@ -441,6 +441,8 @@ class Host(Protocol):
         """Keep so many bytes of the device free beside the weights, from the next session on."""
         ...
 
+    holds: int  # bytes that layers may hold of their weights, rounded, beside these
+
     @property
     def movable(self) -> int:
         """The bytes of weights on the device that `reserve` can make room of."""

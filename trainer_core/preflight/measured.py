@@ -18,16 +18,30 @@ from ..common.devices import kind_of
 from ..config import MemoryConfig, ObjectiveConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
-from ..memory import PARTS, WHOLE, are_free, describe, empty_cache, free_bytes, out_of_memory, recompute, rungs
+from ..memory import (
+    PARTS,
+    WHOLE,
+    are_free,
+    chosen_compute,
+    describe,
+    empty_cache,
+    free_bytes,
+    out_of_memory,
+    recompute,
+    rounded_bytes,
+    rungs,
+)
 from ..models import BaseModel, Conditioning, Host, LatentFormat, differentiable, word_ids
 from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
+from ..networks.rounded import rounding_layers
 from ..objective import Objective, Pass, draws_at, other_captions, terms_of, texts_beside
 from ..optim.noise_scale import looked_at
 from .estimate import LiveBytes, dry_run, optimizer_state
 from .outline import trains_text
 
 SHARES = ((0.5, 0.75), (0.75, 1.0))  # of the sides of the largest bucket: the two sizes; the second where models refuse
+UNSURE = 0.15  # of what is measured, by which the largest batch may take more
 SMALL = 256  # pixels of a side that a model is tried on
 
 
@@ -170,6 +184,8 @@ def fit_measured(
                 if peak is None:
                     continue
                 needed = kept + peak.at(samples, size)
+                host.holds = _held(config, base, device, free - round((1 + UNSURE) * needed))
+                needed += host.holds
                 host.reserve(needed + others)
                 if needed <= (free if shares else room) or (last and not shares and not others):
                     sizes = f"{needed / 1e9:.1f} GB beside the model's weights, {are_free(free, config.memory)}"
@@ -221,6 +237,14 @@ def _peak(
             raise
     empty_cache(device)
     return None
+
+
+def _held(config: RunConfig, base: BaseModel, device: torch.device, room: int) -> int:
+    """Count the bytes of rounded weights that layers may hold in so much room beside all else."""
+    if chosen_compute(config.memory.compute, device, config.base_model.weights) == "exact":
+        return 0
+    sizes = [rounded_bytes(layer) for layers in rounding_layers(base).values() for layer in layers]
+    return max(0, min(sum(sizes), room))
 
 
 def network_bytes(network: Network, config: RunConfig) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..common.devices import kind_of
 from ..common.wording import count, names, say
-from ..memory import chosen_compute, multiply_in, pack
+from ..memory import chosen_compute, hold_rounded, multiply_in, pack
 from ..models import BaseModel
 from ..networks.rounded import rounding_layers
 from .batch import ReadConditioning
@@ -90,6 +90,8 @@ def settle_compute(run: Run) -> None:
     _multiply(kind, blocks, chosen)
     for name in chosen:
         pack(blocks[name])
+    if run.base.host is not None:
+        hold_rounded([layer for name in chosen for layer in blocks[name]], run.base.host.holds)
 
 
 def _decided(run: Run, kind: str, blocks: Mapping[str, Sequence[Any]], *, by_time: bool) -> tuple[str, list[str]]:

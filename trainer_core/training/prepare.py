@@ -40,6 +40,7 @@ from ..memory import (
     keep_weights,
     prepare,
     recompute,
+    release_rounded,
 )
 from ..models import BaseModel, check_weighted, word_ids
 from ..networks import Network, remarks_on_algorithm
@@ -337,6 +338,8 @@ def _encoded(
 def apply_memory(run: Run, memory: MemoryConfig) -> None:
     """Apply memory settings to the models, on the device; later calls may only save more memory."""
     base, weights, run.memory = run.base, run.config.base_model.weights, memory
+    if base.host is not None:  # what is held needs memory, too
+        release_rounded(base.denoiser.module.modules())
     with run.network.detached():
         prepare(base, memory, weights, run.device, run.stream)
     for text in base.text.encoders:

@@ -21,6 +21,7 @@ from torch.nn.grad import conv1d_input, conv2d_input, conv3d_input
 
 from ....trainer_core.common.axes import convolve
 from ....trainer_core.memory import (
+    HOLDS,
     MULTIPLIES_IN,
     enough_tokens,
     gradient_in_16_bits,
@@ -242,8 +243,24 @@ def _output(layer: Any, x: Tensor) -> Tensor:
             return own_class(layer).forward(layer, x.detach())
     scale = _input_scale(layer, x)
     x = x if scale is None else x * scale
+    held = layer.__dict__.get(HOLDS)
+    made_of = None if held is None else _made_of(layer, x)
+    if held and made_of in held:
+        return linear_rounded(x, held[made_of], None if layer.bias is None else layer.bias.to(x), kind)
     with _weights(layer, x.dtype, x.device) as (weight, bias):
-        return linear_rounded(x, rounded(weight, kind), bias, kind)
+        own = rounded(weight, kind)
+        if held is not None and made_of is not None:
+            held.clear()
+            held[made_of] = own
+        return linear_rounded(x, own, bias, kind)
+
+
+def _made_of(layer: Any, x: Tensor) -> tuple[Any, ...] | None:
+    """Tell a layer's weight from what a patch or a move makes of it; None where it may change unseen."""
+    weight = layer.weight
+    if getattr(layer, "weight_function", ()) or getattr(layer, "bias_function", ()) or weight.is_inference():
+        return None
+    return weight.data_ptr(), weight._version, weight.device, x.dtype, x.device
 
 
 def _is_in(layer: Any, kind: str) -> bool:

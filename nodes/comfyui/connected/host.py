@@ -146,6 +146,15 @@ class ComfyUIHost:
         self._wired.reserved = size
 
     @property
+    def holds(self) -> int:
+        """The bytes that layers may hold of their weights, rounded, beside these."""
+        return self._wired.holds
+
+    @holds.setter
+    def holds(self, size: int) -> None:
+        self._wired.holds = size
+
+    @property
     def movable(self) -> int:
         """The bytes of the MODEL on the device, which ComfyUI can keep in RAM instead."""
         active = self._wired.active
