@@ -115,6 +115,13 @@ def venv_python() -> Path:
     return VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
+def script(python: Path | str, path: Path) -> list[Path | str]:
+    """Build the command that runs a script; the portable build's Python reads no PYTHONPATH and is told the paths."""
+    places = [str(path.parent), str(ROOT / "tests")]
+    code = f"import runpy, sys; sys.argv = sys.argv[1:]; sys.path[:] = [*{places}, *filter(None, sys.path)]; "
+    return [python, "-c", code + "runpy.run_path(sys.argv[0], run_name='__main__')", path]
+
+
 def project() -> dict:
     """Read the [project] table of pyproject.toml (with pip's own TOML reader on Python 3.10)."""
     code = (
@@ -531,7 +538,8 @@ def bench(options: argparse.Namespace) -> int:
         if ROOT.parent.name == "custom_nodes":
             os.environ.setdefault("COMFYUI_PATH", str(ROOT.parents[1]))
     bare = "--gpu" in options.rest and os.environ.get("ATELIER_PYTHON")
-    return run([venv_python(), ROOT / "bench" / "run.py", *options.rest], environment() if bare else set_up(dev=True))
+    command = [*script(venv_python(), ROOT / "bench" / "run.py"), *options.rest]
+    return run(command, environment() if bare else set_up(dev=True))
 
 
 def doctor(options: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lora_atelier.bench.cases import CACHE, ROOT, Part, company, limit
+from lora_atelier.dev import script as run_script
 
 WAITS = "its turn has not come; `--resume` measures it"
 POLL = 0.1  # seconds
@@ -131,11 +132,11 @@ class Child:
     def __init__(self, part: Part) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="atelier-bench-")
         self._out, self._numbers = Path(self._folder.name), count()
-        script = WORKERS / SCRIPTS.get(part["what"], "worker.py")
+        command = run_script(sys.executable, WORKERS / SCRIPTS.get(part["what"], "worker.py"))
         compiled = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE / "compiled"), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
         with (self._out / "log.txt").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(script), "--out", str(self._out)],
+                [*command, "--out", str(self._out)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -202,12 +203,12 @@ def child(script: str, *arguments: str, env: Mapping[str, str | None] | None = N
     variables = {name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None}
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
         out, log = Path(folder) / "out.json", Path(folder) / "log.txt"
-        command = [sys.executable, str(Path(__file__).with_name(script)), *arguments, "--out", str(out)]
+        command = [*run_script(sys.executable, WORKERS / script), *arguments, "--out", str(out)]
         with log.open("w", encoding="utf-8") as file:
             status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=variables).returncode
         if status != 0:
             tail = log.read_text(encoding="utf-8", errors="replace")[-4000:]
-            raise PartFailed(f"bench: `{' '.join(command[1:])}` ended with status {status}:\n{tail}")
+            raise PartFailed(f"bench: `{' '.join([script, *arguments])}` ended with status {status}:\n{tail}")
         return json.loads(out.read_text())
 
 

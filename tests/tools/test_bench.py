@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import statistics
+import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -44,6 +45,7 @@ from lora_atelier.bench import (
     tools,
     worker,
 )
+from lora_atelier.dev import script
 from lora_atelier.trainer_core import runs, train
 from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig, MemoryConfig
 from lora_atelier.trainer_core.lora_files import merge
@@ -370,6 +372,14 @@ def test_several_cards_are_one_page(tmp_path, monkeypatch):
     files[0].unlink()
     with pytest.raises(SystemExit, match=r"^bench: .*0\.json cannot be read: No such file or directory$"):
         run.main()
+
+
+def test_a_python_that_reads_no_environment_finds_the_benchmarks(tmp_path):
+    (tmp_path / "beside.py").write_text("", encoding="utf-8")
+    (tmp_path / "it's.py").write_text("import sys, beside, lora_atelier.dev\nprint(sys.argv[1:])", encoding="utf-8")
+    python, *rest = script(sys.executable, tmp_path / "it's.py")
+    ended = subprocess.run([python, "-I", *rest, "--out", "x"], capture_output=True, text=True)
+    assert ended.stdout == "['--out', 'x']\n", ended.stderr
 
 
 @pytest.mark.parametrize("others", [(), ("--gpu", "--data")])
