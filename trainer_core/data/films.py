@@ -179,9 +179,11 @@ def _opened(data: bytes) -> Iterator[_Video | _Animated]:
     import av
     from av.error import FFmpegError
 
+    # Before 19 it stops at titles that are no UTF-8; since then it reads them, and does not know the option.
+    older: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
     try:
         with av.open(
-            io.BytesIO(data), format=_demuxer(data), container_options={"enable_drefs": "0"}, metadata_errors="replace"
+            io.BytesIO(data), format=_demuxer(data), container_options={"enable_drefs": "0"}, **older
         ) as container:
             yield _Video(container)
     except (FFmpegError, EOFError, OverflowError) as error:

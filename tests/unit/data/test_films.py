@@ -170,6 +170,19 @@ def test_without_pyav_animated_pictures_are_read_all_the_same(monkeypatch):
     assert examine_film(animated()).frames == 6
 
 
+def test_a_title_that_is_no_text_is_no_matter():
+    content = film(4, format="matroska", codec="mpeg4")
+    written = content.replace(b"Lavf", b"\xff\xfe\x80\x81")  # what the file says wrote it
+    assert written != content and examine_film(written).frames == 4
+
+
+def test_a_pyav_that_lost_an_option_reads_films_all_the_same(monkeypatch):
+    content, opened = film(4), av.open
+    monkeypatch.setattr(av, "__version__", "19.0.2")
+    monkeypatch.setattr(av, "open", lambda file, *, format, container_options: opened(file, format=format))
+    assert examine_film(content).frames == 4
+
+
 def test_the_look_is_that_of_the_first_frame():
     content = film(3, codec="mpeg4", draw=lambda n: np.asarray(Image.effect_noise(SIZE, 40 + n).convert("RGB")))
     assert len(examine_film(content).look.hash) == 16
