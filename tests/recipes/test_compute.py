@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from old_processor import exact_sums  # noqa: F401 (a fixture)
 from prepared import prepared
 from tiny_runs import change, run_with_notes, tiny_config
 

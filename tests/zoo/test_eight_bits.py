@@ -6,6 +6,7 @@ import comfy.ops
 import pytest
 import torch
 from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
+from old_processor import exact_sums  # noqa: F401 (a fixture)
 from train_graph import draw_pictures
 from zoo.linked import linked
 from zoo.test_frozen import patched, with_weights

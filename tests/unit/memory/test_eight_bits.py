@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from old_processor import exact_sums  # noqa: F401 (a fixture)
 from torch import nn
 
 from lora_atelier.trainer_core.memory import Stream, check_compute, eight_bits, keep_weights, multiply_in, pack
