@@ -691,11 +691,13 @@ def test_pictures_without_captions_have_those_that_sd_scripts_gives_them(tmp_pat
 
 
 def test_a_table_of_all_pictures_is_read_and_ignored_beside_a_list_of_datasets(tmp_path):
-    plain = 'pretrained_model_name_or_path = "m"\ntrain_data_dir = "/d"\nin_json = "/d/all.json"\ndataset_repeats = 3\n'
+    table = tmp_path / "all.json"  # a path that is whole on any system
+    plain = f'pretrained_model_name_or_path = "m"\ntrain_data_dir = "/d"\nin_json = "{table.as_posix()}"\n'
+    plain += "dataset_repeats = 3\n"
     found = read_foreign(saved(tmp_path, "a.toml", plain))
     (concept,) = read_open(found.values).dataset.concepts
     assert (concept.folder, concept.repeats, concept.folder_repeats, found.left) == ("/d", 3, False, [])
-    assert (concept.captions.source, concept.captions.file) == ("table", "/d/all.json")
+    assert (concept.captions.source, Path(concept.captions.file)) == ("table", table)
     saved(tmp_path, "ds.toml", "[[datasets]]\n[[datasets.subsets]]\nimage_dir = '/e'\n")
     found = read_foreign(saved(tmp_path, "a.toml", plain + 'dataset_config = "ds.toml"\n'))
     assert [each.folder for each in read_open(found.values).dataset.concepts] == ["/e"] and found.left == []
