@@ -6,7 +6,6 @@ As a program: `hostile_files.py EXAMPLES SEED` drives each reader with so many f
 import io
 import json
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -387,6 +386,8 @@ def taken(again: bool = False) -> float:
     if sys.platform == "linux":  # ru_maxrss knows nothing of a new beginning
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+    import resource  # not on Windows
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

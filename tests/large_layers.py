@@ -3,7 +3,6 @@
 As a program: do what a tool does with such a layer, and print the most memory that it took and its seconds.
 """
 
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -102,6 +101,8 @@ TOOLS: dict[str, Callable[[Tensors, ReadWeight], object]] = {
 
 
 def main(tool: str, kind: str, rows: int, columns: int) -> None:
+    import resource  # not on Windows
+
     for size in ((64, 128), (rows, columns)):
         tensors, weight = given(kind, *size), torch.randn(size)
         before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
