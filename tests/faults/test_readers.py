@@ -61,7 +61,7 @@ KNOWN = {
     "trainer_core/data/scan/caption_files.py": {"read_text": "caption", "read_bytes": "caption"},
     "trainer_core/data/scan/caption_sources.py": {"_same_for_all": "caption"},
     "trainer_core/data/scan/caption_tables.py": {"read_caption": "caption", "read_table": "table"},
-    "trainer_core/data/scan/index.py": {"work": "picture", "_load": OURS},
+    "trainer_core/data/scan/index.py": {"read_whole": "picture", "_load": OURS},
     "trainer_core/data/scan/own_file.py": {"read_own": "settings of single pictures", "_kept": OURS},
     "trainer_core/data/written.py": {"__init__": OURS, "add": OURS, "put_text": "caption"},
     "trainer_core/lora_files/read.py": {"_adapter": "LoRA"},
@@ -90,7 +90,7 @@ KNOWN = {
     "trainer_core/runs/publish.py": dict.fromkeys(
         ("_published_or_copied", "_remove_stopped", "remember_copies"), "run"
     ),
-    "trainer_core/training/pixels.py": {"_bytes": "picture"},
+    "trainer_core/training/pixels.py": {"_bytes": "picture", "frames": "clip"},
     "trainer_core/training/result.py": {"_read": "state of a save"},
     "trainer_core/training/sample_files.py": dict.fromkeys(
         ("put_preview", "_run_of_preview", "_numbers", "_frames"), "picture"
@@ -186,6 +186,8 @@ LIMIT = re.compile(
     r"(?m)^((?:\w*(?:MOST|LARGEST|LONGEST|DEEPEST|LIMIT|PATIENCE|AT_ONCE)\w*(?:, )?)+) = (.*?)(?:  # (.*))?$"
 )
 COUNTED = [  # beside the modules of KNOWN: what a question, a node or a tool may hold
+    *("nodes/dataset_routes.py", "nodes/picture_routes.py", "trainer_core/common/held.py"),
+    *("trainer_core/data/film_boxes.py", "trainer_core/data/scan/sent.py"),
     *("nodes/compare.py", "nodes/importing.py", "nodes/node.py", "nodes/routes.py", "nodes/sweep.py"),
     *("nodes/comfyui/server.py", "trainer_core/common/in_pieces.py", "trainer_core/config/prompt_lines.py"),
     *("trainer_core/lora_files/room.py", "trainer_core/runs/detail.py", "trainer_core/runs/export.py"),

@@ -185,7 +185,7 @@ def check_writable(folder: Path, below: int = 0) -> None:
 def file_digest(path: Path) -> str:
     """Compute the sha256 of a file's content."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while block := file.read(BLOCK):
             look()
             digest.update(block)

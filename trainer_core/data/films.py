@@ -12,14 +12,24 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from PIL import Image
+from PIL import Image, ImageFile
 
 from ..common.axes import Size
 from ..common.cancel import look
-from ..common.files import read_file
-from .images import DECODER_ERRORS, LARGEST, decoder_error, flatten, load_picture, strict_decoding
+from ..common.files import open_file
+from .film_boxes import holds_too_much
+from .images import (
+    DECODER_ERRORS,
+    LARGEST,
+    MOST_FRAMES,
+    count_frames,
+    decoder_error,
+    flatten,
+    load_picture,
+    strict_decoding,
+)
 from .looks import Look, look_at
 
 if TYPE_CHECKING:
@@ -28,11 +38,10 @@ if TYPE_CHECKING:
 FILM_EXTENSIONS = frozenset((".mp4", ".m4v", ".mov", ".mkv", ".webm"))
 ANIMATED = ("GIF", "WEBP")  # formats of pictures that move, as Pillow names them
 PACKAGE = "av"  # that decodes films
-MOST_FRAMES = 20_000  # of a film: a quarter of an hour
+LARGEST_FRAME = 2**25  # pixels of a film's frame, as of 8K: a decoder keeps up to 17 of them
 MOST_PIXELS = 2**36  # of all its frames together: 8000 frames of 4K
 MOST_SECONDS = 3600.0  # of a film, as its frames are counted anew at another rate
-LARGEST_FILM = 2**31  # bytes, as a scan reads at most
-MOST_PACKETS = 80_000  # of the video stream: one frame may come in several
+MOST_PACKETS_OF_A_FRAME = 4  # of the video stream: one may come in several, or hold only what others are made of
 MOST_STRETCHED = 4.0  # pixels that are wider or narrower than this are taken for squares
 EVEN = 0.5  # of a frame: how far the times of an even film lie from those of its rate
 USUAL_TIME = 0.1  # seconds: a frame of a GIF that states no time, as browsers show it
@@ -95,7 +104,7 @@ def has_decoder() -> bool:
     return True
 
 
-def examine_film(data: bytes, background: str = "white") -> FilmFile:
+def examine_film(data: bytes | IO[bytes], background: str = "white") -> FilmFile:
     """Decode a film as completely as training may, and return its properties; raises FilmError."""
     times: list[float] = []
     first: Image.Image | None = None
@@ -123,7 +132,9 @@ def examine_film(data: bytes, background: str = "white") -> FilmFile:
         )
 
 
-def read_frames(data: bytes, wanted: Collection[int], background: str = "white") -> Iterator[tuple[int, Image.Image]]:
+def read_frames(
+    data: bytes | IO[bytes], wanted: Collection[int], background: str = "white"
+) -> Iterator[tuple[int, Image.Image]]:
     """Yield each wanted frame of a film with its number, in the order of the film; raises FilmError."""
     left = set(wanted)
     with _opened(data) as film:
@@ -147,9 +158,8 @@ def load_shown(path: Path, frames: Sequence[int], most: int = 1, background: str
     frames = frames or (0,)
     count = min(most, len(frames))
     wanted = [frames[(len(frames) - 1) * k // (count - 1) if count > 1 else len(frames) // 2] for k in range(count)]
-    if path.stat().st_size > LARGEST_FILM:
-        raise FilmError("too large")
-    found = dict(read_frames(read_file(path), wanted, background))
+    with open_file(path) as file:  # not read as a whole, which would take its size in memory
+        found = dict(read_frames(file, wanted, background))
     return [found[number] for number in wanted]
 
 
@@ -158,6 +168,8 @@ def load_shown(path: Path, frames: Sequence[int], most: int = 1, background: str
 
 def _demuxer(data: bytes) -> str:
     """Choose what reads a film by its first bytes."""
+    if not data:
+        raise FilmError("an empty file")
     if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
         return "mov"
     if data[:4] == b"\x1aE\xdf\xa3":
@@ -168,14 +180,17 @@ def _demuxer(data: bytes) -> str:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[_Video | _Animated]:
+def _opened(data: bytes | IO[bytes]) -> Iterator[_Video | _Animated]:
     """Open a film; errors of the decoders become FilmError."""
-    if not data:
-        raise FilmError("an empty file")
-    if _demuxer(data) == "picture":
-        with _pillow_errors(), strict_decoding(), Image.open(io.BytesIO(data), formats=ANIMATED) as image:
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
+    kind, _ = _demuxer(file.read(12)), file.seek(0)
+    if kind == "picture":
+        with _pillow_errors(), strict_decoding(), Image.open(file, formats=ANIMATED) as image:
             yield _Animated(image)
         return
+    if kind == "mov" and holds_too_much(file):
+        raise FilmError("it names more frames, sounds or cuts than can be read; save it anew")
+    file.seek(0)
     import av
     from av.error import FFmpegError
 
@@ -183,7 +198,11 @@ def _opened(data: bytes) -> Iterator[_Video | _Animated]:
     older: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
     try:
         with av.open(
-            io.BytesIO(data), format=_demuxer(data), container_options={"enable_drefs": "0"}, **older
+            file,
+            format=kind,
+            options={"max_pixels": str(LARGEST_FRAME)},  # of the streams: the first frames are decoded at once
+            container_options={"enable_drefs": "0"},
+            metadata_errors="replace",
         ) as container:
             yield _Video(container)
     except (FFmpegError, EOFError, OverflowError) as error:
@@ -207,16 +226,17 @@ class _Animated:
 
     has_sound = False
 
-    def __init__(self, image: Image.Image) -> None:
+    def __init__(self, image: ImageFile.ImageFile) -> None:
         self._image = image
         self.format, self.has_alpha = image.format or "", False
         self.rate = 0.0
-        _check_size(image.size, getattr(image, "n_frames", 1))
+        self._count = count_frames(image)
+        _check_size(image.size, self._count)
 
     def frames(self) -> Iterator[_Frame]:
         """Yield its frames, each laid on those before it."""
         time = 0.0
-        for number in range(getattr(self._image, "n_frames", 1)):
+        for number in range(self._count):
             look()
             self._image.seek(number)
             self._image.load()
@@ -241,7 +261,8 @@ class _Video:
             raise FilmError("its codec is unknown")
         self.format, self.has_sound = container.format.name, bool(container.streams.audio)
         self.rate = float(stream.average_rate or 0)
-        _check_size((stream.codec_context.width, stream.codec_context.height), stream.frames)
+        self._told = stream.codec_context.width, stream.codec_context.height
+        _check_size(self._told, stream.frames, LARGEST_FRAME)
         self._decoder = self._choose_decoder()
         self.has_alpha = False
         self._size: Size | None = None
@@ -254,7 +275,7 @@ class _Video:
         name = _WITH_ALPHA.get(own.codec.name, "")
         if self._stream.metadata.get("alpha_mode") == "1" and name in av.codecs_available:
             own = av.CodecContext.create(name, "r")
-        own.options = {"max_pixels": str(LARGEST)}
+        own.options = {"max_pixels": str(LARGEST_FRAME)}
         own.thread_type = "AUTO"
         return own
 
@@ -264,8 +285,8 @@ class _Video:
         shape = shape if 1 / MOST_STRETCHED <= shape <= MOST_STRETCHED else 1.0
         for packets, packet in enumerate(self._container.demux(self._stream)):
             look()
-            if packets > MOST_PACKETS:
-                raise FilmError(f"more than {MOST_FRAMES} frames; cut it into shorter clips")
+            # Frames that are never seen take as much time as others.
+            _check_size(self._size or self._told, packets // MOST_PACKETS_OF_A_FRAME, LARGEST_FRAME)
             for frame in self._decoder.decode(packet if packet.size else None):
                 found += 1
                 if self._size is None:
@@ -273,7 +294,7 @@ class _Video:
                     self.has_alpha = _has_alpha(frame)
                 if (frame.width, frame.height) != self._size:
                     raise FilmError("its frames change their size")
-                _check_size(self._size, found)
+                _check_size(self._size, found, LARGEST_FRAME)
                 if frame.pts is None or not self._stream.time_base:
                     time = (found - 1) / self.rate if self.rate else float(found - 1)
                 else:
@@ -302,10 +323,10 @@ def _seconds(clock: str) -> float:
     return int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3]) if match else 0.0
 
 
-def _check_size(size: Size, frames: int) -> None:
-    """Raise FilmError for more pixels or frames than are read."""
+def _check_size(size: Size, frames: int, largest: int = LARGEST) -> None:
+    """Raise FilmError for more pixels or frames than are read; largest: pixels of a frame."""
     pixels = size[0] * size[1]
-    if pixels > LARGEST:
+    if pixels > largest:
         raise FilmError("too many pixels")
     if frames > MOST_FRAMES:
         raise FilmError(f"more than {MOST_FRAMES} frames; cut it into shorter clips")

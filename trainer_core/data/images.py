@@ -13,12 +13,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageCms, ImageColor, ImageFile, ImageOps, UnidentifiedImageError
 
 from ..common.axes import Size
+from ..common.cancel import look
 from ..common.windows import too_long
 from .buckets import NEUTRAL, Color
 from .crops import Crop
@@ -27,6 +28,8 @@ from .looks import Look, look_at
 PictureSource = Path | bytes | BinaryIO
 
 LARGEST = 178_956_970  # maximum pixels of a picture, checked before decoding (twice Pillow's warning level)
+MOST_FRAMES = 20_000  # of a film or a picture that moves: a quarter of an hour
+MOST_PAGES = 1000  # of a TIFF that are counted
 DECODER_ERRORS = (  # raised by Pillow's decoders on broken files
     OSError,
     SyntaxError,
@@ -205,14 +208,57 @@ def flatten(image: Image.Image, background: str = "white") -> Image.Image:
     return Image.alpha_composite(ground, layered).convert("RGB")
 
 
+def count_frames(image: ImageFile.ImageFile) -> int:
+    """Count the frames of an open picture, up to one more than MOST_FRAMES: Pillow would go through all of a file."""
+    if image.format == "PSD":  # layers are parts of one picture
+        return 1
+    if image.format == "GIF" and image.fp is not None:
+        start = image.fp.tell()
+        found = _frames_of_gif(image.fp)
+        image.fp.seek(start)
+        return max(1, found)
+    if image.format == "TIFF":
+        with suppress(EOFError):
+            for number in range(1, MOST_PAGES + 1):
+                image.seek(number)
+        found = image.tell() + 1
+        image.seek(0)
+        return found
+    return getattr(image, "n_frames", 1)  # in the file's head
+
+
+def _frames_of_gif(file: IO[bytes]) -> int:
+    """Count the frames of a GIF by its blocks; a damaged one ends where it is damaged (GIF89a, 15 to 23)."""
+    file.seek(10)
+    file.seek(13 + _colours(file.read(1)))
+    found = 0
+    while found <= MOST_FRAMES and (kind := file.read(1)) in (b",", b"!", b"\0"):
+        look()
+        if kind == b"\0":  # between two blocks, as some programs write it
+            continue
+        if kind == b",":
+            found += 1
+            file.seek(_colours(file.read(9)[8:]), 1)
+        file.seek(1, 1)  # the size of codes, or the kind of extension
+        while size := file.read(1):
+            if size == b"\0":
+                break
+            file.seek(size[0], 1)
+    return found
+
+
+def _colours(flags: bytes) -> int:
+    """Compute the bytes of a GIF's table of colours, by the flags before it."""
+    return 3 * 2 ** ((flags[0] & 7) + 1) if flags and flags[0] & 0x80 else 0
+
+
 def _decode(source: PictureSource, srgb: bool) -> tuple[Image.Image, PictureFile]:
     """Decode a picture as open_upright does, and read its properties."""
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     with strict_decoding(), Image.open(file, formats=_formats()) as opened:
         _refuse_bomb(opened.size)
         name, mode = opened.format or "", opened.mode
-        # Photoshop's layers are parts of one picture, not frames.
-        frames = 1 if name == "PSD" else getattr(opened, "n_frames", 1)
+        frames = count_frames(opened)
         opened.load()
         _refuse_bomb(opened.size)
         turn = _UPRIGHT.get(_orientation(opened))

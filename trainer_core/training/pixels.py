@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..common.files import read_file
+from ..common.files import file_digest, open_file, read_file
 from ..data.controls import Control
 from ..data.crops import Crop
 from ..data.films import FilmError, read_frames
@@ -68,11 +68,14 @@ def prepared_pixels(
 
 def frames(clip: Picture | Control, background: str, numbers: Sequence[int]) -> Iterator[Image.Image]:
     """Read frames of a clip as RGB, in their order, one that comes twice twice; ValueError if it changed."""
-    data = _bytes(clip.path, clip.digest, clip.name)
     times = Counter(numbers)
     try:
-        for number, frame in read_frames(data, times.keys(), background):
-            yield from [frame] * times[number]
+        _same(file_digest(clip.path), clip.digest, clip.name)
+        with open_file(clip.path) as file:  # not read as a whole, which would take its size in memory
+            for number, frame in read_frames(file, times.keys(), background):
+                yield from [frame] * times[number]
+    except OSError as error:
+        raise _vanished(clip.path, clip.name, error) from error
     except FilmError as error:  # the scan could decode it
         raise ValueError(f"{clip.name} cannot be decoded any more ({error}); start again.") from error
 
@@ -100,12 +103,20 @@ def _bytes(path: Path, digest: str, name: str) -> bytes:
     try:
         data = read_file(path)
     except OSError as error:
-        raise ValueError(
-            f"{name} has vanished since the scan ({error.strerror}: {path}); put it back, or start again without it."
-        ) from error
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise ValueError(f"{name} has changed since the scan; start again to train it as it is now.")
+        raise _vanished(path, name, error) from error
+    _same(hashlib.sha256(data).hexdigest(), digest, name)
     return data
+
+
+def _vanished(path: Path, name: str, error: OSError) -> ValueError:
+    return ValueError(
+        f"{name} has vanished since the scan ({error.strerror}: {path}); put it back, or start again without it."
+    )
+
+
+def _same(found: str, digest: str, name: str) -> None:
+    if found != digest:
+        raise ValueError(f"{name} has changed since the scan; start again to train it as it is now.")
 
 
 def pixels(image: Image.Image) -> Tensor:

@@ -228,7 +228,7 @@ def _frames(path: Path) -> list[np.ndarray[Any, Any]]:
     count = name.frames if name else 1
     with Image.open(path, formats=FORMATS) as image:
         kept, lengths = [], []
-        for number in range(getattr(image, "n_frames", 1) if count > 1 else 1):
+        for number in range(min(count, getattr(image, "n_frames", 1))):
             image.seek(number)
             kept.append(np.array(image.convert("RGB")))
             lengths.append(image.info.get("duration", 0) or 1)

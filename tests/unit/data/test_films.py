@@ -1,7 +1,9 @@
 """Films are read frame by frame, as they are shown, or refused in a few words."""
 
 import io
+import struct
 import sys
+from collections.abc import Iterator
 from fractions import Fraction
 
 import av
@@ -11,7 +13,7 @@ from films import SIZE, animated, film, grey, number_of, turned
 from PIL import Image
 
 from lora_atelier.trainer_core.common.cancel import cancellable
-from lora_atelier.trainer_core.data import films
+from lora_atelier.trainer_core.data import films, images
 from lora_atelier.trainer_core.data.films import FilmError, examine_film, has_decoder, read_frames
 
 KINDS = {
@@ -143,9 +145,73 @@ def test_too_many_frames_or_pixels_are_refused(monkeypatch):
     monkeypatch.setattr(films, "MOST_PIXELS", 64 * 48 * 9)
     with pytest.raises(FilmError, match="more than 9 frames of 64x48"):
         examine_film(film(10))
-    monkeypatch.setattr(films, "LARGEST", 64 * 48 - 1)
+    monkeypatch.setattr(films, "LARGEST_FRAME", 64 * 48 - 1)
     with pytest.raises(FilmError, match="too many pixels"):
         examine_film(film(2))
+
+
+def test_frames_that_are_never_seen_count_as_well(monkeypatch):
+    """A packet of VP9 or MPEG-4 may hold nothing but what other frames are made of."""
+    monkeypatch.setattr(films._Video, "_choose_decoder", lambda self: NeverSeen())
+    monkeypatch.setattr(films, "MOST_PIXELS", 64 * 48 * 5)
+    with pytest.raises(FilmError, match="more than 5 frames of 64x48"):
+        examine_film(film(30, format="matroska", codec="mpeg4"))
+
+
+class NeverSeen:
+    """A decoder whose packets show nothing."""
+
+    def decode(self, packet):
+        return []
+
+
+def edited(content: bytes, kind: bytes, body: bytes) -> bytes:
+    """Put another table in the place of one, in an mp4 whose tables stand at its end."""
+
+    def boxes(data: bytes) -> Iterator[bytes]:
+        at = 0
+        while at < len(data):
+            size, name = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+            inner = data[at + 8 : at + size]
+            if name in (b"moov", b"trak", b"edts", b"mdia", b"minf", b"stbl"):
+                inner = b"".join(boxes(inner))
+            inner = body if name == kind else inner
+            yield (len(inner) + 8).to_bytes(4, "big") + name + inner
+            at += size
+
+    return b"".join(boxes(content))
+
+
+@pytest.mark.parametrize(
+    "kind, body",
+    {
+        "cuts": (b"elst", bytes(4) + struct.pack(">I", 300_000) + struct.pack(">IIHH", 8000, 0, 1, 0) * 300_000),
+        "samples": (b"stsz", bytes(4) + struct.pack(">II", 1, 9_000_000)),
+    }.values(),
+    ids=["cuts", "samples"],
+)
+def test_a_film_that_names_millions_of_frames_or_cuts_is_refused_before_it_is_opened(monkeypatch, kind, body):
+    whole = film(30)
+    assert edited(whole, b"none", b"") == whole
+    monkeypatch.setattr(av, "open", None)
+    with pytest.raises(FilmError, match="names more frames, sounds or cuts than can be read; save it anew"):
+        examine_film(edited(whole, kind, body))
+
+
+def test_a_fragment_that_names_millions_of_frames_is_refused():
+    fragment = b"\0\0\0\x20moof\0\0\0\x18traf\0\0\0\x10trun" + bytes(4) + struct.pack(">I", 9_000_000)
+    with pytest.raises(FilmError, match="names more frames"):
+        examine_film(film(3) + fragment)
+
+
+def test_an_animation_is_counted_no_further_than_it_may_have_frames(monkeypatch):
+    content = animated(6, format="GIF")
+    start = content.index(b"!\xf9")
+    frame = content[start : content.index(b"!\xf9", start + 1)]
+    monkeypatch.setattr(images, "MOST_FRAMES", 8)
+    long = io.BytesIO(content[:start] + frame * 100_000 + content[start:])
+    with Image.open(long) as image:
+        assert images.count_frames(image) == 9
 
 
 def test_a_frame_that_is_gone_is_named():

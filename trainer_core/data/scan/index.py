@@ -19,6 +19,7 @@ from filelock import FileLock
 from ...common.callbacks import Callbacks
 from ...common.cancel import cancellable, look
 from ...common.files import read_file, written_whole
+from ...common.held import held
 from ...common.json_files import parse_json
 from ...common.leftovers import remove_leftovers
 from ...common.wording import say
@@ -125,9 +126,16 @@ class Index:
                 return digest, facts
             if file.size > LARGEST_FILE and large is None:
                 return "", {"problem": f"{file.size / 2**30:.1f} GiB, too large for a picture"}
-            try:
-                if large is not None:
+            if large is not None:
+                try:
                     return large(file.path), {}
+                except OSError as error:
+                    return "", {"problem": refuse(error)}
+            with held(file.size):
+                return read_whole(file, digest, facts)
+
+        def read_whole(file: File, digest: str | None, facts: FileFacts | None) -> tuple[str, FileFacts]:
+            try:
                 content = read_file(file.path)
             except OSError as error:
                 return "", {"problem": refuse(error)}
