@@ -236,7 +236,8 @@ def distilled(patcher: Any) -> str:
         f"By its name ({word}) {file} is distilled to a few steps, which training undoes. Train on {row.train_on}, and "
         "use the LoRA on this one."
     )
-    adapter = f"its training adapter ({row.adapter})" if row.adapter else "a training adapter (a template makes one)"
+    own = "Extract LoRA makes one of its base, a template one of its own pictures"
+    adapter = f"its training adapter ({row.adapter})" if row.adapter else f"a training adapter ({own})"
     return f"{sentence} Or load {adapter} with Existing LoRA, and set its use to beneath and training_only to true."
 
 
