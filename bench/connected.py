@@ -81,11 +81,12 @@ def render(results: dict[str, dict[str, Any]], errors: dict[str, Any], command: 
         f"Load average before the start {machine['load']}. Command: `{command}`.",
     ]
     for result in results.values():
-        lines += ["", *_race_lines(result)]
+        lines += ["", *race_lines(result)]
     return "\n".join([*lines, "", *_error_lines(errors)]) + "\n"
 
 
-def _race_lines(result: dict[str, Any]) -> list[str]:
+def race_lines(result: dict[str, Any]) -> list[str]:
+    """Write the tables of a race: seconds and memory of each side, and the ratios."""
     steps, about = result["steps"], result["about"]
     lines = [
         f"**{about['title']}**, {about['parameters'] / 1e6:.0f} M parameters, {about['pixels']} px:",

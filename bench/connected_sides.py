@@ -53,6 +53,13 @@ SIZES: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...], int, int, bool
         False,
     ),
 }
+SIZES["clip"] = (  # a few more tokens than a picture of 256 pixels
+    "wan21_t2v",
+    "Wan 2.1, hidden 1024, 6 blocks, clips of 17 frames",
+    SIZES["wan"][2] | {"num_layers": 6},
+    (16, 5, 16, 16),
+    *SIZES["wan"][4:],
+)
 
 
 def main() -> None:
@@ -97,6 +104,7 @@ class Race:
         import torch
         from zoo import zoo
 
+        self.is_clip = model == "clip"
         self.row, self.title, sizes, latents, width, pooled, self.writes = SIZES[model]
         row = zoo.ZOO[self.row]
         if not toy:
@@ -134,8 +142,11 @@ class Race:
         model = ConnectedModel(config, LinkedModels(self.patcher, DrawnClip(self.row), None))
         caption = model.text.encode(" ".join(["word"] * (self.tokens - 2)), "cpu")
         channels, height, width = self.latents[0], *self.latents[-2:]
-        framings = [Framing.whole((8 * width, 8 * height))]
-        noised, target = torch.randn(2, 1, channels, height, width, generator=torch.Generator().manual_seed(0))
+        shape, size = (channels, height, width), (8 * width, 8 * height)
+        if self.is_clip:
+            shape, size = self.latents, (*size, 4 * self.latents[1] - 3)
+        framings = [Framing.whole(size)]
+        noised, target = torch.randn(2, 1, *shape, generator=torch.Generator().manual_seed(0))
         levels = torch.full((1,), 500)
         return model, (noised, levels, model.conditions.batch([caption], framings, torch.device("cpu"))), target
 

@@ -22,6 +22,7 @@ from typing import Any
 from lora_atelier.bench import (
     busy,
     cases,
+    clips,
     connected,
     full_size,
     gpu_report,
@@ -58,6 +59,7 @@ def main() -> int:
     parser.add_argument("--start", action="store_true", help="time of a run to its first step instead")
     parser.add_argument("--busy", action="store_true", help="a step beside other programs instead")
     parser.add_argument("--connected", action="store_true", help="linked models against ComfyUI's own node instead")
+    parser.add_argument("--clips", action="store_true", help="clips against ComfyUI's own nodes instead")
     parser.add_argument("--ranks", action="store_true", help="two processes of one thread against one instead")
     parser.add_argument("--full-size", action="store_true", help="full-size models from load to ComfyUI instead")
     parser.add_argument("--model", choices=[*cases.BASES, "all"], default="all")
@@ -110,6 +112,8 @@ def main() -> int:
             return run_busy(options, command)
         if options.connected:
             return run_connected(options.rounds or (1 if options.dry else 3), command, dry=options.dry)
+        if options.clips:
+            return run_clips(options.rounds or (1 if options.dry else 3), command, dry=options.dry)
         if options.ranks:
             return run_ranks(options, command)
         if options.full_size:
@@ -342,6 +346,17 @@ def run_connected(rounds: int, command: str, *, dry: bool) -> int:
     print(text)
     if not dry:
         write_block(PAGE, "connected-cpu", text)
+    return 0
+
+
+def run_clips(rounds: int, command: str, *, dry: bool) -> int:
+    """Encode clips and race on them with a linked model of middle size (in a dry run a tiny one)."""
+    encoding = child("clips.py", "--size", "toy" if dry else "middle")
+    race = connected.race("clip", rounds, toy=dry)
+    text = clips.render(encoding, connected.race_lines(race), command, stamp())
+    print(text)
+    if not dry:
+        write_block(PAGE, "clips-cpu", text)
     return 0
 
 

@@ -25,6 +25,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from lora_atelier.bench import (
     cases,
     checkpoints,
+    clips,
     connected,
     contenders,
     estimates,
@@ -866,6 +867,27 @@ def test_linked_models_race_against_the_node_and_only_its_gradients_are_wrong(mo
     assert max(row.pop("slope")) < 1e-3
     assert all(error > 0.01 if name.startswith("node") else error < 1e-5 for name, error in row.items())
     assert connected.render({"flux": result}, errors | {"Flux": row | {"slope": (1e-5, 1e-5)}}, "b", "today")
+
+
+@pytest.mark.thorough
+def test_clips_are_encoded_and_trained_beside_comfyuis_own_nodes(monkeypatch, comfyui, warm_children):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    found = results.child("clips.py", "--size", "toy")
+    assert len(found["rows"]) == clips.SIZES["toy"][-1] and all(min(row.values()) > 0 for row in found["rows"])
+    assert 0 < found["apart"] < 0.05  # of the latents of both
+    raced = connected.race("clip", 1, toy=True)
+    assert {connected.OURS, *raced["steps"]} == set(connected.SIDES)
+    assert "clips of 17 frames" in clips.render(found, connected.race_lines(raced), "bench --clips", "today")
+
+
+def test_the_encoding_of_clips_is_reported_with_its_goal():
+    machine = {"cpu": "a CPU", "cores": 2, "threads": 2, "torch": "2", "load": 0}
+    about = {"width": 16, "side": 64, "frames": 17, "clips": 4}
+    rows = [{"stock": 2.0, "ours": ours} for ours in (2.0, 2.2, 2.6)]
+    encoding = {"rows": rows, "apart": 0.004, "about": about, "machine": machine}
+    text = clips.render(encoding, ["the race"], "bench --clips", "today")
+    assert "VAE Encode | 1.100 | 1.000 – 1.300, n = 3 | ≤ 1.15 | met |" in text
+    assert "Latents differ by 0.4% at most" in text and text.endswith("the race\n")
 
 
 def test_our_side_takes_turns_with_each_other_and_the_first_turn_does_not_count(monkeypatch):
