@@ -24,7 +24,7 @@ from ..data.masks import read_mask
 from ..data.plan import Plan
 from ..data.scan import Picture
 
-AHEAD = 4  # pictures that are decoded in advance, while the autoencoder works
+AHEAD = 4  # pictures that are decoded and cut in advance, while the autoencoder works
 File = TypeVar("File")
 
 
@@ -39,13 +39,15 @@ def prepared_pixels(
     """
 
     def prepared(file: File, crops: Sequence[Crop]) -> Iterator[Tensor] | list[Tensor]:
-        """Read a file; a picture is cut when it is asked for, a clip at once, frame by frame."""
+        """Read a file and cut it; what is cut more than once from a picture waits until it is asked for."""
         taken = crops[0].frames
         if taken and read_clip:
             # All crops of a group have the same frames, so that the film is decoded once, and no frame is kept whole.
             cuts = [[np.asarray(cut(frame, crop)) for crop in crops] for frame in read_clip(file, taken)]
             return [clip_pixels(each) for each in zip(*cuts, strict=True)]
         image = read(file)
+        if len(crops) == 1:
+            return [pixels(cut(image, crops[0]))]
         return (pixels(cut(image, crop)) for crop in crops)
 
     parts = groupby(items, key=lambda item: (item[0], item[1].frames))
