@@ -99,7 +99,6 @@ def write_clips(folder: Path, side: int, frames: int, count: int) -> list[Path]:
             frames,
             rate=16,
             size=(side, side),
-            pixels="yuv444p",  # ComfyUI smooths colours of half the size, so that the pixels would differ
             draw=lambda at, noise=noise: np.ascontiguousarray(np.roll(noise, 2 * at, 1)),
         )
         file.write_bytes(content)

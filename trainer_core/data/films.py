@@ -51,6 +51,9 @@ _TURNS = {
     -180: Image.Transpose.ROTATE_180,
     -90: Image.Transpose.ROTATE_270,
 }
+# Flags of FFmpeg's scaler, bilinear with whole colours and exact rounding: most films keep colours at half the size,
+# and its default repeats them in squares of four pixels.
+_SMOOTH = 0x2 | 0x2000 | 0x4000 | 0x40000
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # codecs whose usual decoder leaves alpha out -> one that reads it
 _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
@@ -86,9 +89,8 @@ class _Frame:
         """Draw it upright as RGB, with square pixels."""
         if isinstance(self.of, Image.Image):
             return flatten(self.of, background)
-        image = flatten(
-            Image.fromarray(self.of.to_ndarray(format="rgba" if _has_alpha(self.of) else "rgb24")), background
-        )
+        form = "rgba" if _has_alpha(self.of) else "rgb24"
+        image = flatten(Image.fromarray(self.of.to_ndarray(format=form, interpolation=_SMOOTH)), background)
         if self.shape != 1:
             image = image.resize((max(1, round(image.width * self.shape)), image.height), Image.Resampling.LANCZOS)
         turn = _TURNS.get(round(self.of.rotation))
