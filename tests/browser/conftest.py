@@ -70,8 +70,9 @@ ALONE = """id => {
 }"""
 
 
-# The renderer that a newcomer of each frontend sees; the other two pairs are for --thorough, beyond first sight.
+# The renderer that a newcomer of each frontend sees; the other two pairs are for --thorough, but for one test.
 STARTS_WITH = {"comfyui": "litegraph", "newest": "vue"}
+LAID_OUT = "test_templates_open_whole_and_readable"
 # What a frontend does in its own way, which both show in every run: all that opens, each node with its values, what the
 # page touches, a sentence on a node and outside of a subgraph, a node that draws, a run, what is dropped on the canvas.
 ON_BOTH = (
@@ -84,6 +85,8 @@ ON_BOTH = (
     "test_a_drop_becomes_a_folder_that_the_node_reads",
     "test_a_dropped_file_becomes_a_graph_with_a_report",
 )
+# Of these, what a frontend does with our files in its own way, yet the newest shows it.
+ON_NEWEST = ("test_everything_speaks_the_language_of_the_editor",)
 # Of all others the answer is the server's or our page's: one frontend shows it, which is the newest but for these.
 ON_COMFYUIS = ("test_what_a_restart_cut_off_is_offered_until_it_is_answered",)
 # Tests of values alone: the renderer that draws them is the quicker one, on both frontends.
@@ -97,10 +100,10 @@ def pytest_itemcollected(item: pytest.Function) -> None:
     """Leave to --thorough what another frontend or renderer proves again."""
     chosen, names = item.callspec.params, {item.path.stem, item.originalname}
     once = "comfyui" if item.originalname in ON_COMFYUIS else "newest"
-    if names.isdisjoint(ON_BOTH) and chosen.get("server", once) != once:
+    if (names.isdisjoint(ON_BOTH) or item.originalname in ON_NEWEST) and chosen.get("server", once) != once:
         item.add_marker(pytest.mark.thorough)
     fixed = any(mark.args[0] == "opened" and len(mark.args[1]) == 1 for mark in item.iter_markers("parametrize"))
-    if fixed or item.path.stem == "test_first_sight" or "opened" not in chosen:
+    if fixed or item.originalname == LAID_OUT or "opened" not in chosen:
         return
     seen = "litegraph" if item.originalname in OF_VALUES else STARTS_WITH[chosen["server"]]
     if chosen["opened"] != seen:

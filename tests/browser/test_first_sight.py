@@ -4,6 +4,7 @@ import json
 
 import pytest
 from looks import BEHIND, DROP, EMPTY, MOST_EMPTY, NOTE, UNCOVERED
+from opened_files import must_be_whole
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import PACK, QUICKSTART, ROOT, START, TINY_BASE, TINY_FLOW
@@ -50,9 +51,10 @@ def test_templates_have_names_and_pictures(editor) -> None:
     dialog.wait_for(state="hidden")
 
 
-@pytest.mark.parametrize("width,height", [(1280, 720), (1600, 900)])
-def test_templates_open_readable(editor, width: int, height: int) -> None:
+@pytest.mark.parametrize("width,height", [(1280, 720), pytest.param(1600, 900, marks=pytest.mark.thorough)])
+def test_templates_open_whole_and_readable(editor, server: ComfyServer, width: int, height: int) -> None:
     """As from the list of templates, which the editor fits into its window: no link behind a node, no empty room."""
+    comfy = ComfyClient(server.url)
     size = editor.page.viewport_size
     editor.page.set_viewport_size({"width": width, "height": height})
     renderer, found = "vue" if editor.vue else "litegraph", {}
@@ -65,6 +67,7 @@ def test_templates_open_readable(editor, width: int, height: int) -> None:
                 "count => window.app.graph.nodes.length === count", arg=len(workflow["nodes"])
             )
             editor.settle()
+            must_be_whole(editor, comfy, path, workflow)
             empty = [each for each in editor.run(EMPTY, editor.vue) if each[1] > MOST_EMPTY]
             found[path.stem] = (editor.run("() => window.app.canvas.ds.scale"), editor.run(BEHIND) + empty)
             editor.screenshot(f"{path.stem.split()[0]}-{width}-{renderer}-{editor.version}")
@@ -100,9 +103,10 @@ IN_VIEW = """() => {
 }"""
 
 
-def test_the_start_opens_as_an_app(editor) -> None:
+def test_the_start_opens_as_an_app(editor, server: ComfyServer) -> None:
     """By itself, from the list of templates: five inputs, named in words, the state of the run, what went wrong."""
-    workflow = json.loads(START.with_name(f"{START.stem}.app.json").read_text(encoding="utf-8"))
+    path = START.with_name(f"{START.stem}.app.json")
+    workflow = json.loads(path.read_text(encoding="utf-8"))
     size = editor.page.viewport_size
     editor.page.set_viewport_size({"width": 1280, "height": 720})
     editor.run(OPEN_TEMPLATE, [workflow, "1 Start here.app"])
@@ -111,6 +115,7 @@ def test_the_start_opens_as_an_app(editor) -> None:
     assert editor.page.get_by_text("batch_size", exact=True).locator("visible=true").count() == 0
     status = editor.page.locator(".atelier-status:visible")
     status.get_by_text("No run yet").wait_for()
+    must_be_whole(editor, ComfyClient(server.url), path, workflow)
     editor.run("""() => {
         const node = window.app.graph.nodes.find((each) => each.comfyClass === "AtelierConceptDataset");
         node.widgets.find((each) => each.name === "folder").value = "no such folder";
@@ -157,32 +162,34 @@ LANGUAGES = {
 }
 
 
-@pytest.mark.usefixtures("opened")  # whose language stays; pages of their own need not be loaded again for it
+@pytest.mark.usefixtures("opened")  # whose language stays; a page of its own need not be loaded again for it
 @pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
-def test_everything_speaks_the_language_of_the_editor(open_editor, server: ComfyServer) -> None:
-    comfy = ComfyClient(server.url)
+@pytest.mark.parametrize(
+    "language", ["ja", pytest.param("zh", marks=pytest.mark.thorough)]
+)  # Japanese words are longer
+def test_everything_speaks_the_language_of_the_editor(open_editor, server: ComfyServer, language: str) -> None:
+    comfy, (title, label, button, left) = ComfyClient(server.url), LANGUAGES[language]
     try:
-        for language, (title, label, button, left) in LANGUAGES.items():
-            comfy.request("/settings", {"Comfy.Locale": language})
-            editor = open_editor(vue=False, fresh=False)
-            editor.run("""() => {
-                const node = window.LiteGraph.createNode("AtelierTrain");
-                window.app.graph.add(node);
-            }""")
-            labels = editor.run(LABELS)
-            assert title in labels and label in labels
-            for renderer in ("vue", "litegraph"):
-                editor.render(vue=renderer == "vue")
-                editor.fit()
-                editor.page.get_by_role("button", name=button).wait_for()
-                editor.page.wait_for_function(WHOLE)
-                editor.screenshot(f"{language}-{renderer}-{editor.version}")
-            editor.run(DROP, ["a.toml", 'pretrained_model_name_or_path = "m"\n"odd <b>" = 3\n'])
-            editor.page.wait_for_function("() => window.app.graph.nodes.some(node => node.type === 'MarkdownNote')")
-            editor.page.wait_for_function(UNCOVERED)
-            assert f"**{left}**" in (note := editor.run(NOTE)) and "- odd \\<b> = 3" in note
-            editor.settle()
-            editor.page.close()
-            assert editor.errors == []
+        comfy.request("/settings", {"Comfy.Locale": language})
+        editor = open_editor(vue=False, fresh=False)
+        editor.run("""() => {
+            const node = window.LiteGraph.createNode("AtelierTrain");
+            window.app.graph.add(node);
+        }""")
+        labels = editor.run(LABELS)
+        assert title in labels and label in labels
+        for renderer in ("vue", "litegraph"):
+            editor.render(vue=renderer == "vue")
+            editor.fit()
+            editor.page.get_by_role("button", name=button).wait_for()
+            editor.page.wait_for_function(WHOLE)
+            editor.screenshot(f"{language}-{renderer}-{editor.version}")
+        editor.run(DROP, ["a.toml", 'pretrained_model_name_or_path = "m"\n"odd <b>" = 3\n'])
+        editor.page.wait_for_function("() => window.app.graph.nodes.some(node => node.type === 'MarkdownNote')")
+        editor.page.wait_for_function(UNCOVERED)
+        assert f"**{left}**" in (note := editor.run(NOTE)) and "- odd \\<b> = 3" in note
+        editor.settle()
+        editor.page.close()
+        assert editor.errors == []
     finally:
         comfy.request("/settings", {"Comfy.Locale": "en"})
