@@ -41,7 +41,7 @@ def train_job(job: Job, carry_out: CarryOut) -> Result | None:
 
     carry_out: trains a prepared run.
     """
-    bytearray(LEAST)  # raises MemoryError, and takes none of it
+    bytes(LEAST)  # raises MemoryError, and writes to none of it
     note, callbacks, name = job.callbacks.note, job.callbacks, job.destination.output.stem
     later: list[str] = []  # notes that come after the one on an earlier run
     asked = job.config
