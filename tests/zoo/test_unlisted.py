@@ -17,8 +17,8 @@ from torch import nn
 from zoo.again import again
 from zoo.linked import linked, live_of
 from zoo.odd import CHANNELS, TEXT, WIDTH, Odd, OddModel
-from zoo.test_train import configure, drawn_with, pictures, sampled  # noqa: F401 (pictures is a fixture)
-from zoo.test_train import run_measured as run  # these all have the same name, and may differ in each pass
+from zoo.test_train import configure, drawn_with, pictures, run_measured, sampled  # noqa: F401 (pictures is a fixture)
+from zoo.test_train import run_unmeasured as run  # each is tried: they have the same name, and may differ in each pass
 from zoo.zoo import ZOO, Row, build, fill, patcher_of
 
 from lora_atelier.nodes.comfyui.connected.architecture import architecture_of
@@ -100,7 +100,7 @@ def link(monkeypatch):
     return link
 
 
-def notes_of(config, folder):
+def notes_of(config, folder, run=run):
     result, notes = run(config, folder)
     assert all(map(math.isfinite, result.losses))
     return result, " ".join(notes)
@@ -273,7 +273,7 @@ LIKE_OTHERS = ("a norm in its layers", "keys kept in an object", "blocks of two 
 @pytest.mark.parametrize("case", [*(case for case in TRAINED if case not in LIKE_OTHERS), *again(*LIKE_OTHERS)])
 def test_it_is_trained_recomputed_and_drawn_with_as_its_file(case, link, pictures, tmp_path):  # noqa: F811
     network, left_out = TRAINED[case]
-    whole, said = notes_of(sampled(link(network), pictures), tmp_path / "whole")
+    whole, said = notes_of(sampled(link(network), pictures), tmp_path / "whole", run_measured)
     base = link(network)
     layers = {name.partition(".")[0] for name in whole.tensors}
     listed = {layer.name for layer in list_layers(live_of(base).model.model) if "attn-mlp" in layer.presets}
