@@ -31,19 +31,25 @@ def inputs(prompt: dict) -> dict:
     return {node: (entry["class_type"], entry["inputs"]) for node, entry in prompt.items()}
 
 
-def must_be_whole(editor: Any, comfy: ComfyClient, path: Path, workflow: dict) -> None:
-    """Assert that an opened workflow has all its nodes, queues what dev.py makes of it, and that nothing overlaps."""
-    assert editor.run(UNKNOWN, [node["type"] for node in workflow["nodes"]]) == []
-    assert editor.run("() => window.app.graph.nodes.length") == len(workflow["nodes"])
-    assert inputs(to_prompt(workflow, comfy.first_info())) == inputs(editor.run(QUEUED)["output"])
+def lacks(editor: Any, comfy: ComfyClient, path: Path, workflow: dict) -> list[str]:
+    """List what an opened workflow lacks: nodes, what dev.py queues for it, room for a node or in one."""
+    found = [f"no {kind} in the editor" for kind in editor.run(UNKNOWN, [node["type"] for node in workflow["nodes"]])]
+    if (count := editor.run("() => window.app.graph.nodes.length")) != len(workflow["nodes"]):
+        found.append(f"{count} nodes of {len(workflow['nodes'])}")
+    ours, theirs = inputs(to_prompt(workflow, comfy.first_info())), inputs(editor.run(QUEUED)["output"])
+    found += [
+        f"node {node} queues {theirs.get(node)}" for node in {**ours, **theirs} if ours.get(node) != theirs.get(node)
+    ]
     boxes = editor.run(NODES)
-    assert [f"{one[0]} lies on {two[0]}" for one, two in combinations(boxes, 2) if overlap(one, two)] == []
+    found += [f"{one[0]} lies on {two[0]}" for one, two in combinations(boxes, 2) if overlap(one, two)]
     for kind, words in (("AtelierTrain", ".atelier-status"), ("AtelierScheduler", ".atelier-schedule")):
         nodes = [box for box in boxes if f"({kind})" in box[0]]
         parts = editor.run(PARTS, words)
-        assert bool(parts) == bool(nodes)
-        outside = [part for part in parts if not any(within(part, n) for n in nodes)]
-        assert not outside or path.name.endswith(".app.json"), f"{outside} not in {nodes}"  # there they fill a form
+        if bool(parts) != bool(nodes):
+            found.append(f"{len(nodes)} {kind} with {len(parts)} {words}")
+        if not path.name.endswith(".app.json"):  # there they fill a form
+            found += [f"{part} lies in no {kind}" for part in parts if not any(within(part, node) for node in nodes)]
+    return found
 
 
 def overlap(one: Box, two: Box) -> bool:

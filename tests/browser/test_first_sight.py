@@ -4,7 +4,7 @@ import json
 
 import pytest
 from looks import BEHIND, DROP, EMPTY, MOST_EMPTY, NOTE, UNCOVERED
-from opened_files import must_be_whole
+from opened_files import lacks
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import PACK, QUICKSTART, ROOT, START, TINY_BASE, TINY_FLOW
@@ -67,9 +67,9 @@ def test_templates_open_whole_and_readable(editor, server: ComfyServer, width: i
                 "count => window.app.graph.nodes.length === count", arg=len(workflow["nodes"])
             )
             editor.settle()
-            must_be_whole(editor, comfy, path, workflow)
-            empty = [each for each in editor.run(EMPTY, editor.vue) if each[1] > MOST_EMPTY]
-            found[path.stem] = (editor.run("() => window.app.canvas.ds.scale"), editor.run(BEHIND) + empty)
+            wrong = lacks(editor, comfy, path, workflow) + editor.run(BEHIND)
+            wrong += [each for each in editor.run(EMPTY, editor.vue) if each[1] > MOST_EMPTY]
+            found[path.stem] = (editor.run("() => window.app.canvas.ds.scale"), wrong)
             editor.screenshot(f"{path.stem.split()[0]}-{width}-{renderer}-{editor.version}")
         assert {name: each for name, each in found.items() if each[0] < READABLE or each[1]} == {}
     finally:
@@ -115,7 +115,7 @@ def test_the_start_opens_as_an_app(editor, server: ComfyServer) -> None:
     assert editor.page.get_by_text("batch_size", exact=True).locator("visible=true").count() == 0
     status = editor.page.locator(".atelier-status:visible")
     status.get_by_text("No run yet").wait_for()
-    must_be_whole(editor, ComfyClient(server.url), path, workflow)
+    assert lacks(editor, ComfyClient(server.url), path, workflow) == []
     editor.run("""() => {
         const node = window.app.graph.nodes.find((each) => each.comfyClass === "AtelierConceptDataset");
         node.widgets.find((each) => each.name === "folder").value = "no such folder";
