@@ -49,20 +49,26 @@ def drawn(
     return torch.from_numpy(before) / 255, after
 
 
-@pytest.mark.thorough  # in every run the demo below shows it, and the tiny base that other prompts are followed
+@pytest.mark.thorough  # in every run the tiny base shows what is learned (tests/tools/test_learning.py)
 def test_the_trigger_word_draws_the_motif(drawn: tuple[torch.Tensor, torch.Tensor]) -> None:
     before, after = (concept.motif_score(pictures[: len(TRIGGER)]) for pictures in drawn)
     assert after.mean() >= LEAST_SCORE, (before, after)
     assert after.mean() - before.mean() >= LEAST_RISE, (before, after)
 
 
-# A fifth of the steps go from -1.2 to about -0.4: whoever learns nothing stays where it was.
+# In every run a few steps move the pictures; a fifth of the steps go from -1.2 to about -0.4.
 @pytest.mark.parametrize(
     ("steps", "least", "rise"),
-    [(80, -0.8, 0.5), pytest.param(400, LEAST_SCORE, LEAST_RISE, marks=pytest.mark.thorough)],
+    [
+        (8, None, None),
+        pytest.param(80, -0.8, 0.5, marks=pytest.mark.thorough),
+        pytest.param(400, LEAST_SCORE, LEAST_RISE, marks=pytest.mark.thorough),
+    ],
 )
-def test_the_demo_draws_what_the_model_could_not(comfy: ComfyClient, steps: int, least: float, rise: float) -> None:
-    """`dev.py demo --flow`, and with a fifth of its steps: the picture before and after, and its two samples."""
+def test_the_demo_draws_what_the_model_could_not(
+    comfy: ComfyClient, steps: int, least: float | None, rise: float | None
+) -> None:
+    """`dev.py demo --flow`, and with fewer steps: the picture before and after, and its two samples."""
     prompt = to_prompt(json.loads(FLOW.read_text(encoding="utf-8")), comfy.first_info())
     (train,) = (each["inputs"] for each in prompt.values() if each["class_type"] == "AtelierTrain")
     assert train["steps"] == 400
@@ -75,6 +81,9 @@ def test_the_demo_draws_what_the_model_could_not(comfy: ComfyClient, steps: int,
     found = [pair.crop((0, 0, side, side)), pair.crop((pair.width - side, 0, pair.width, side))]
     found += comfy.images(result, shown["Samples of Train LoRA"])
     pictures = torch.stack([torch.from_numpy(np.array(each.convert("RGB"))) for each in found]) / 255
+    assert len(pictures) == 4 and not torch.equal(pictures[0], pictures[1])
+    if least is None or rise is None:
+        return
     before, *after = concept.motif_score(pictures).tolist()
     mean = sum(after) / len(after)
     assert before < 0 and mean >= least and mean - before >= rise, (before, after)
