@@ -18,7 +18,6 @@ import { t, told } from "./words.js";
 
 /** @typedef {import("./parts.js").Found} Found */
 
-const PLAIN = "600 13px sans-serif";
 const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
 const FULL = 0.95; // share of the memory in use from which it is nearly full
 const FRESH = 2000; // steps that events may add before the server is asked for a thinned curve again
@@ -70,7 +69,7 @@ class View {
   #notes = ""; // as they are shown
   #odd = ""; // pictures, as they are shown
   #parts = {
-    status: make("div", `font:${PLAIN};overflow-wrap:anywhere`),
+    status: make("div", `font:${LARGE};overflow-wrap:anywhere`),
     details: make("div", "font:12px/15px sans-serif;opacity:0.75;overflow-wrap:anywhere"),
     done: make("div", "height:100%;width:0;border-radius:2px;background:var(--p-primary-color, #5b9bd5)"),
     bar: make("div", "height:4px;border-radius:2px;background:var(--border-color);display:none"),
@@ -385,7 +384,6 @@ class View {
       : told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
     status.replaceChildren(...(failure ? linked(failure, this.#node) : [words]));
     status.style.color = failure ? RED : "";
-    status.style.font = failure ? LARGE : PLAIN;
     // What stands for a subgraph has its view for the run inside, and for what goes wrong there before one begins.
     if (this.#node.subgraph) this.#inner.style.display = run || failure || text || waiting ? "flex" : "none";
     if (this.#node.subgraph) this.#parts.buttons.style.display = run ? "flex" : "none";

@@ -204,7 +204,7 @@ def _opened(data: bytes | IO[bytes]) -> Iterator[_Video | _Animated]:
             format=kind,
             options={"max_pixels": str(LARGEST_FRAME)},  # of the streams: the first frames are decoded at once
             container_options={"enable_drefs": "0"},
-            metadata_errors="replace",
+            **older,
         ) as container:
             yield _Video(container)
     except (FFmpegError, EOFError, OverflowError) as error:
