@@ -78,7 +78,8 @@ def measure_encoding(model: str, device: torch.device, count: int, resolution: i
         plan = build_plan(scan(dataset), dataset, train)
         tensors = [
             pixels(cut(load_picture(plan.manifest.pictures[i].path), crop))[None]
-            for i, crop in sorted(plan.crops(), key=repr)
+            for i in plan.trained
+            for crop in plan.first_crops(i)
         ]
         for turn in range(4):  # the first is a warm-up
             base.autoencoder.module.to(device)

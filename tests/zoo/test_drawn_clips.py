@@ -29,7 +29,7 @@ LENGTHS = {
     "ltxv": (17, 25),
     "wan22_5b": (17, 24),
     "hunyuan_video15": (17, 24),
-    "mochi": (19, 24),
+    "mochi": (19, 30),
     "ltxav": (17, 25),
     "cosmos_t2v": (17, 24),
     "kandinsky5_video": (17, 24),

@@ -441,7 +441,13 @@ class Host(Protocol):
         """Keep so many bytes of the device free beside the weights, from the next session on."""
         ...
 
-    holds: int  # bytes that layers may hold of their weights, rounded, beside these
+    @property
+    def holds(self) -> int:
+        """The bytes that layers may hold of their weights, rounded, beside these."""
+        ...
+
+    @holds.setter
+    def holds(self, size: int) -> None: ...
 
     @property
     def movable(self) -> int:
