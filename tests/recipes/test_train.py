@@ -172,12 +172,13 @@ def test_a_step_for_which_memory_runs_out_is_taken_again_with_less_and_gives_the
     again = run(config, tmp_path, note=notes.append)
     assert again.losses == pytest.approx(undisturbed.losses, rel=1e-5)
     said = [note for note in notes if "Out of memory" in note]
-    assert said == ["Out of memory at step 2; the step is repeated with gradient checkpointing 1."]
+    assert said == ["Out of memory at step 2; the step is repeated with gradient checkpointing feed-forward."]
 
 
 def test_memory_that_runs_out_twice_ends_the_run_and_keeps_the_lora_so_far(config, tmp_path, monkeypatch):
     out_of_memory_at(monkeypatch, 2)
-    with pytest.raises(RuntimeError, match=r"Out of memory at step 2 with gradient checkpointing 1\. Lower batch_size"):
+    said = r"Out of memory at step 2 with gradient checkpointing feed-forward\. Lower batch_size"
+    with pytest.raises(RuntimeError, match=said):
         run(change(config, memory={"checkpointing": "auto"}), tmp_path)
     assert (tmp_path / "lora-stopped-at-1.safetensors").is_file()
 
@@ -199,7 +200,7 @@ def test_where_only_the_backward_pass_cannot_be_compiled_the_run_continues_witho
         raise InductorError(RuntimeError("no kernel for this"), None)
 
     backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=cannot)
-    monkeypatch.setattr(prepare, "compile_blocks", lambda units, note: compile_blocks(units[:1], note, backend))
+    monkeypatch.setattr(prepare, "compile_blocks", lambda units, note: compile_blocks(units[:2], note, backend))
     config, notes = change(config, lora={"preset": "attn-only"}), []
     found = run(change(config, memory={"compile": True}), tmp_path, note=notes.append)
     assert found.losses == pytest.approx(plain(config).losses, rel=1e-5)

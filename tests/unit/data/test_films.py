@@ -247,7 +247,7 @@ def test_a_title_that_is_no_text_is_no_matter():
 def test_a_pyav_that_lost_an_option_reads_films_all_the_same(monkeypatch):
     content, opened = film(4), av.open
     monkeypatch.setattr(av, "__version__", "19.0.2")
-    monkeypatch.setattr(av, "open", lambda file, *, format, container_options: opened(file, format=format))
+    monkeypatch.setattr(av, "open", lambda file, *, format, options, container_options: opened(file, format=format))
     assert examine_film(content).frames == 4
 
 
