@@ -303,6 +303,7 @@ def test_experts_of_wan_are_told_their_range():
         ("wan21_t2v", {"noise_range": "high"}, "timesteps 874 to 999 alone"),  # of 0 to 999: the time 0.875 is 874
         ("wan21_t2v", {"noise_range": "low"}, "timesteps 0 to 873 alone"),
         ("wan21_i2v", {"noise_range": "high"}, "timesteps 899 to 999 alone"),
+        ("wan22_i2v", {"noise_range": "high"}, "timesteps 899 to 999 alone"),
         ("wan21_i2v", {"noise_range": "low", "boundary": 0.5}, "timesteps 0 to 498 alone"),
         ("flux_dev", {"noise_range": "high", "boundary": 0.5}, "timesteps 499 to 999 alone"),
     ],

@@ -42,6 +42,7 @@ READS = {
     "sdxl_ip2p": PICTURE,
     "flux_canny": PICTURE,
     "wan21_i2v": FIRST_FRAME,
+    "wan22_i2v": FIRST_FRAME,
     "hunyuan_i2v": FIRST_FRAME,
     "hunyuan_video15": FIRST_FRAME,
     "skyreels_i2v": Beside(pictures=1, video=True),
@@ -66,10 +67,12 @@ def test_bases_have_their_own_names_and_say_what_they_read():
         "flux_fill": "FLUX.1 Fill",
         "flux_canny": "FLUX.1 Canny or Depth",
     }
-    said = {name: " ".join(describe(build(name)[1])) for name in ("flux_fill", "flux_canny", "hunyuan_video15")}
+    told = "flux_fill", "flux_canny", "hunyuan_video15", "wan21_i2v"
+    said = {name: " ".join(describe(build(name)[1])) for name in told}
     assert "paints the white region of a mask" in said["flux_fill"]
     assert "makes each picture from a control picture" in said["flux_canny"]
     assert "may also start from a control picture" in said["hunyuan_video15"]
+    assert [name for name, of_it in said.items() if "draws each clip from its first frame" in of_it] == ["wan21_i2v"]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +104,7 @@ def as_nodes(row, live, wired, picture, other=None):
     if row == "wan21_fun_control":
         start, control = other, picture
         return WanFunControlToVideo.execute(wired, wired, live.vae, width, height, 1, 1, start, None, control).result[0]
-    if row == "wan21_i2v":
+    if row in ("wan21_i2v", "wan22_i2v"):
         return WanImageToVideo.execute(wired, wired, live.vae, width, height, 1, 1, picture).result[0]
     return InstructPixToPixConditioning.execute(wired, wired, picture, live.vae).result[0]
 
@@ -298,9 +301,14 @@ def test_a_control_base_without_control_pictures_is_refused(pairs, tmp_path):  #
         without = ConceptConfig(folder=str(pairs / "pose"), role="regularisation")
         slider = concept.replace(controls=concept.controls.replace(use="slider"))
         start = f"{title} makes each picture from a control picture, and "
+        # Of image to video only the scan tells which files are clips, which need none; it wants captions.
+        for picture in (pairs / "pose").glob("*.png"):
+            picture.with_suffix(".txt").write_text("a pose", encoding="utf-8")
+        clips = row == "wan21_i2v"
+        after, pose = (r"\d+ pictures here have none: .*",) * 2 if clips else ("after has none", "pose has none")
         for concepts, rest in (
-            ((concept.replace(controls=None),), r".*after has none; set folder of Control Pictures"),
-            ((concept, without), r".*pose has none; set folder of Control Pictures"),
+            ((concept.replace(controls=None),), f".*{after}; set folder of Control Pictures"),
+            ((concept, without), f".*{pose}; set folder of Control Pictures"),
             ((slider,), r"those of .*after are for a slider; set use of Control Pictures to edit"),
         ):
             with pytest.raises(ValueError, match=start + rest):

@@ -967,6 +967,8 @@ BASES = {  # models of the rows above with channels for a mask or another pictur
     "wan21_fun_control": Row(
         "WAN21_FunControl2V", VIDEO, (8, 48), WAN | {"model_type": "i2v", "in_dim": 48}, kind="wan"
     ),
+    # As its files: unlike Wan 2.1 it reads no CLIP vision, by which ComfyUI tells image to video.
+    "wan22_i2v": Row("WAN21_T2V", VIDEO, (8, 48), WAN | {"in_dim": 36}, kind="wan"),
     "hunyuan_i2v": Row(
         "HunyuanVideoI2V", VIDEO, (8, 48), HUNYUAN_VIDEO | {"in_channels": 33}, 32, kind="hunyuan_video"
     ),

@@ -49,3 +49,4 @@ class ClipConfig(Config):
     )
     # Of the model: frames beyond the first come in groups of so many; 0: it draws single pictures.
     step: int = 0
+    begins: bool = False  # of the model: it draws a clip from its first frame

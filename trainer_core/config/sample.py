@@ -35,6 +35,7 @@ class SamplingDefaults:
     guidance: float | None = None  # distilled guidance; None where the model takes none
     time: int = 0  # frames of a clip for each step of its latents behind the first; 0: the model draws no clips
     rate: int = 0  # frames a second of a clip
+    begins: bool = False  # a control picture is the first frame of a clip
 
     def length(self, frames: int) -> int:
         """Round the frames of a clip down to a length that the model draws: one frame, and a multiple of `time`."""
@@ -219,7 +220,7 @@ def check_samples(config: SampleConfig, defaults: SamplingDefaults, title: str) 
                 f"{SampleConfig.named('prompts')}, or set the CFG scale by --l."
             )
         frames = line.frames or config.frames
-        if frames > 1 and (not defaults.time or line.controls):
+        if frames > 1 and (not defaults.time or (line.controls and not defaults.begins)):
             place = f"--f in {SampleConfig.named('prompts')}" if line.frames else SampleConfig.named("frames")
             pictures = "single pictures from a control picture" if defaults.time else "single pictures"
             raise ValueError(

@@ -96,9 +96,10 @@ def painted_key(
     )
 
 
-def reference_key(*, picture_digest: str, crop: Crop, background: str, vae_id: str) -> str:
-    """Compute the key of a control picture's latents, in the autoencoder's scale."""
-    return _key(kind="reference", picture=picture_digest, crop=_cut(crop), background=background, vae=vae_id)
+def reference_key(*, picture_digest: str, crop: Crop, background: str, vae_id: str, begins: int = 0) -> str:
+    """Compute the key of a control picture's latents, in the autoencoder's scale; begins: frames after it and it."""
+    of_clip = {"begins": begins} if begins else {}
+    return _key(kind="reference", picture=picture_digest, crop=_cut(crop), background=background, vae=vae_id, **of_clip)
 
 
 def blank_key(*, size: Size, vae_id: str) -> str:

@@ -30,11 +30,12 @@ class Control:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
-    """A control picture as a model sees it."""
+    """A control picture, or the first frame of a clip, as a model sees it."""
 
     control: Control
     background: str  # colour behind transparent pictures
     crop: Crop
+    begins: int = 0  # frames of the clip whose first one it is; 0: it lies beside a picture
 
 
 References = tuple[Reference, ...]  # of one sample, in the order in which the model sees them

@@ -313,7 +313,7 @@ class Plan:
     def beside(self, picture: int, crop: Crop) -> list[tuple[Control, Crop]]:
         """List the files beside a crop of a picture, and how each is cut: control pictures, the other of its pair."""
         other = self.manifest.pictures[picture].other_end
-        references = [(each.control, each.crop) for each in self.references(picture, crop)]
+        references = [(each.control, each.crop) for each in self.references(picture, crop) if not each.begins]
         return [*references, *([(other, crop)] if other else [])]
 
     def has_mask(self, picture: int) -> bool:
@@ -325,10 +325,13 @@ class Plan:
         return [self._crop(picture, resolution, 0, 0) for resolution in range(len(self.resolutions[picture]))]
 
     def references(self, picture: int, crop: Crop) -> References:
-        """List the control pictures of a picture, as the model sees them beside a crop of it; () without any."""
+        """List the control pictures of a picture, as the model sees them beside a crop of it; () without any.
+
+        That of a clip is its first trained frame, where the model draws clips from theirs.
+        """
         config, background = self.concepts[picture].controls, self.concepts[picture].background
         if config is None:
-            return ()
+            return self._first_frame(picture, crop)
         return tuple(
             Reference(
                 control=control,
@@ -338,9 +341,19 @@ class Plan:
             for control in self.manifest.pictures[picture].controls
         )
 
+    def _first_frame(self, picture: int, crop: Crop) -> References:
+        clips, file = self.concepts[picture].clips, self.manifest.pictures[picture]
+        if clips is None or not clips.begins or len(crop.frames) < 2:
+            return ()
+        control = Control(path=file.path, name=file.name, digest=file.digest, width=file.width, height=file.height)
+        first, background = replace(crop, frames=crop.frames[:1]), self.concepts[picture].background
+        return (Reference(control=control, background=background, crop=first, begins=len(crop.frames)),)
+
     def all_references(self) -> set[Reference]:
         """List every control picture of the run, in each way in which it is cut."""
-        looks = self._looks(masked=False) if any(picture.controls for picture in self.manifest.pictures) else ()
+        begins = any(concept.clips and concept.clips.begins for concept in self.dataset.concepts)
+        some = begins or any(picture.controls for picture in self.manifest.pictures)
+        looks = self._looks(masked=False) if some else ()
         return {each for picture, crop, _ in looks for each in self.references(picture, crop)}
 
     def crop_in(self, picture: int, bucket: Shape) -> Crop:

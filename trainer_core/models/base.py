@@ -383,8 +383,16 @@ class ControlPictures(Protocol):
         """How many it reads at least; 0 for one that also draws from a caption alone."""
         ...
 
-    def encode(self, autoencoder: Any, pixels: Tensor, /) -> Tensor:
-        """Encode (1, 3, H, W) pixels of one in -1..1, (1, C, *axes), in the autoencoder's own scale."""
+    @property
+    def begins(self) -> bool:
+        """Tell whether one is the first frame of a clip."""
+        ...
+
+    def encode(self, autoencoder: Any, pixels: Tensor, /, begins: int = 0) -> Tensor:
+        """Encode (1, 3, H, W) pixels of one in -1..1, (1, C, *axes), in the autoencoder's own scale.
+
+        begins: frames of the clip of which it is the first; 0: it lies beside a picture.
+        """
         ...
 
 

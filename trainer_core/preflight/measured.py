@@ -148,7 +148,8 @@ def fit_measured(
     captions = plan.captions() | other_captions(objective.terms, plan)
     longest = max(captions, key=lambda caption: base.text.count_tokens(caption, word_ids(())))
     text = max(sorted(plan.captions()), key=lambda caption: len(texts_beside(objective.terms, caption)))
-    references = max(len(picture.controls) for picture in plan.manifest.pictures)
+    every = range(len(plan.manifest.pictures))
+    references = max(len(plan.references(i, plan.first_crops(i)[0])) for i in every)
     pictures = [torch.zeros(3, size[1], size[0])] * references if base.text.seen_as else ()
     trains = trains_text(config, base)
 

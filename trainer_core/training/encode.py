@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -228,6 +229,7 @@ def _encode_references(
             crop=each.crop,
             background=each.background,
             vae_id=base.autoencoder.identity,
+            begins=each.begins,
         )
         for each in sorted(references, key=repr)
     }
@@ -236,11 +238,11 @@ def _encode_references(
     if missing := work.world.mine(missing):
         with work.on_device(base.autoencoder.module, device) as vae:
             items = [((each.control, each.background), each.crop) for each in missing]
-            for done, (each, (_, pixels)) in enumerate(
-                zip(missing, prepared_pixels(items, lambda f: decoded(*f)), strict=True)
-            ):
+            prepared = prepared_pixels(items, lambda file: decoded(*file), lambda file, of: frames(*file, of))
+            for done, (each, (_, pixels)) in enumerate(zip(missing, prepared, strict=True)):
                 work.callbacks.check()
-                reference, _ = with_room(controls.encode, vae, device, pixels)
+                encode_one = functools.partial(controls.encode, begins=each.begins)
+                reference, _ = with_room(encode_one, vae, device, pixels)
                 if not _finite(reference):
                     raise _not_finite(base, each.control)
                 cache.put(keys[each], {"reference": reference[0].cpu()})

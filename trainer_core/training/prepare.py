@@ -74,7 +74,7 @@ from .encoded import Encoded, EncodingContext
 from .job import Job, Planned
 from .joining import run_curve
 from .live import LiveEncoder
-from .references import check_references, sample_references, seen_captions
+from .references import check_first_frames, check_references, sample_references, seen_captions
 from .saving import publish
 from .state import Run
 from .validate import check_validation, measured_levels
@@ -154,6 +154,7 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
         models = model_digests(config, job.source, index)
     plan = build_plan(manifest, config.dataset, config.train)
     check_sizes(plan, outline)
+    check_first_frames(plan, outline)
     check_schedule(plan.steps, config.scheduler)
     check_stops(config.optimizer, plan, config.lora.embeddings)
     check_validation(config.train, plan, config.optimizer)

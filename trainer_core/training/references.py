@@ -8,9 +8,10 @@ from pathlib import Path
 
 from ..common.access import Access
 from ..common.callbacks import Callbacks
-from ..common.wording import count
+from ..common.wording import count, names
 from ..config import DatasetConfig, RunConfig, SamplePicture, node, setting
 from ..data.controls import Control, Reference, References, control_folders, whole_crop
+from ..data.crops import fit
 from ..data.images import decoder_error
 from ..data.plan import Plan
 from ..data.scan import Index, file_at, resolve_folder
@@ -55,6 +56,8 @@ def _check_given(config: RunConfig, base: BaseModel) -> None:
     """Raise ValueError for concepts and prompts without the control picture that each picture is made from."""
     start = f"{base.title} makes each picture from a control picture"
     for concept in config.dataset.concepts:
+        if concept.controls is None and base.controls and base.controls.begins:
+            continue  # clips begin with theirs, and the scan knows which files are clips
         if concept.controls is None:
             raise ValueError(
                 f"{start}, and {concept.folder} has none; set {setting('controls.folders')} to the folder of them."
@@ -70,12 +73,27 @@ def _check_given(config: RunConfig, base: BaseModel) -> None:
             )
 
 
+def check_first_frames(plan: Plan, base: BaseModel) -> None:
+    """Raise ValueError for pictures without the control picture that each picture is made from; clips have theirs."""
+    if not base.controls or not base.controls.least:
+        return
+    every = enumerate(plan.manifest.pictures)
+    without = [each.name for i, each in every if not plan.references(i, plan.first_crops(i)[0])]
+    if without:
+        have = count(without, "picture here has", "pictures here have")
+        raise ValueError(
+            f"{base.title} makes each picture from a control picture, and {have} none: {names(without)}; set "
+            f"{setting('controls.folders')} to the folder of them. Clips begin with their own first frame."
+        )
+
+
 def sample_references(
     config: RunConfig, base: BaseModel, index: Index, access: Access
 ) -> dict[SamplePicture, References]:
     """Read the control pictures that prompts of samples name: in full, or by their names in the folders of concepts.
 
-    Each is seen whole, in about the area of the sample. Raises ValueError for a file that cannot be read.
+    Each is seen whole, in about the area of the sample; the first frame of a clip is cut to its size. Raises ValueError
+    for a file that cannot be read.
     """
     found: dict[SamplePicture, References] = {}
     folders = _folders(config.dataset)
@@ -83,8 +101,10 @@ def sample_references(
         references = []
         for number, name in enumerate(picture.controls):
             control = _control(_find(name, [*folders[number:], *folders[:number]], access), index)
+            begins = picture.frames if picture.frames > 1 else 0
             crop = whole_crop(control.size, picture.size, base.latents.step)
-            references.append(Reference(control=control, background="white", crop=crop))
+            crop = fit(control.size, picture.size) if begins else crop
+            references.append(Reference(control=control, background="white", crop=crop, begins=begins))
         if references:
             found[picture] = tuple(references)
     return found

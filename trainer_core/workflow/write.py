@@ -151,7 +151,7 @@ def workflow_of(
     model that ComfyUI's own nodes load, by role, and its kind, one of FAMILIES. note: what a person reads first. The
     nodes that load a linked model are those of the workflow that the run was read from.
     """
-    config, canvas = _without_steps(run.config), _Canvas()
+    config, canvas = _without_model(run.config), _Canvas()
     if models is not None:
         base = _add_loaders(canvas, config, models, family)
     elif config.base_model.connected is not None:
@@ -173,9 +173,10 @@ def workflow_of(
     return document
 
 
-def _without_steps(config: RunConfig) -> RunConfig:
-    """Leave out how many frames the model of a run takes together, which no node sets."""
-    concepts = (each.replace(clips=each.clips and each.clips.replace(step=0)) for each in config.dataset.concepts)
+def _without_model(config: RunConfig) -> RunConfig:
+    """Leave out what the model of a run says of clips, which no node sets."""
+    of_none = {"step": 0, "begins": False}
+    concepts = (each.replace(clips=each.clips and each.clips.replace(**of_none)) for each in config.dataset.concepts)
     return config.replace(dataset=config.dataset.replace(concepts=tuple(concepts)))
 
 

@@ -59,6 +59,8 @@ BUT = r"(?<!un)(?<!de)(?<!de[-_ ])(?<!non)(?<!non[-_ ])"  # words before it that
 FEW_STEPS = rf"{BUT}(turbo|lightning|schnell|distill)|(?<![a-z])(lcm|hyper|dmd2?)(?![a-z])"
 OPEN = ConnectedConfig()
 MOST_FEW = 50  # steps that a name may tell; a larger number is one of training
+BEGUN = ("WAN21", "HunyuanVideo15", "HunyuanVideoI2V", "HunyuanVideoSkyreelsI2V")  # classes of image to video
+IMAGE_TO_VIDEO = re.compile(r"i2v", re.I)  # in the name of a file
 NO_ROW = Architecture(kind="", title="", classes=(), levels=LevelDefaults(), untried=True)  # of one not listed
 
 
@@ -162,7 +164,7 @@ def describe(
         sentences.append(f"This MODEL takes no distilled guidance, so set guidance of {NODE} to -1.")
     sentences += _experts(levels.sides, config.switch_every)
     whose = config.noise_range if high is None else "low"
-    return sentences + _beside(row, patcher.model) + remarks(patcher, clip, whose)
+    return sentences + _beside(row, patcher) + remarks(patcher, clip, whose)
 
 
 def _experts(sides: Sequence[Side], every: int) -> list[str]:
@@ -177,15 +179,16 @@ def _experts(sides: Sequence[Side], every: int) -> list[str]:
     ]
 
 
-def _beside(row: Architecture, model: Any) -> list[str]:
+def _beside(row: Architecture, patcher: Any) -> list[str]:
     """Say which pictures a MODEL reads beside its latents, and where they come from."""
-    beside = beside_of(model)
+    beside = beside_of(patcher.model)
     if beside.paints:
         return ["It paints the white region of a mask and sees the rest: link Mask Loader to the dataset."]
     if not beside.controls:
         return []
     does = "may also start from a control picture" if row.alone else "makes each picture from a control picture"
-    return [f"It {does}: link Control Pictures to the dataset."]
+    clips = ["It draws each clip from its first frame, which training takes from the clip."] if begins(patcher) else []
+    return [f"It {does}: link Control Pictures to the dataset.", *clips]
 
 
 def remarks(patcher: Any, clip: Any = None, noise_range: str = "all") -> list[str]:
@@ -295,6 +298,15 @@ def clip_rate(patcher: Any) -> int:
     """Find the frames a second of the clips that a MODEL draws; 0 where it draws single pictures."""
     row = _row(patcher.model.model_config, type(patcher.model).__name__)
     return row.rate if row and patcher.model.latent_format.latent_dimensions > 2 else 0
+
+
+def begins(patcher: Any) -> bool:
+    """Tell whether a MODEL draws a clip from its first frame; one that also draws from captions, by its file's name."""
+    model = patcher.model
+    if type(model).__name__ not in BEGUN or beside_of(model).pictures != 1:
+        return False
+    row = _row(model.model_config, type(model).__name__)
+    return row is None or not row.alone or bool(IMAGE_TO_VIDEO.search(file_of(patcher)))
 
 
 def resolution_of(patcher: Any) -> int:

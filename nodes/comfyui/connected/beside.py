@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import comfy.model_base
 import comfy.utils
 import torch
 from torch import Tensor
@@ -103,9 +104,26 @@ def shown(model: Any, beside: Beside, references: Sequence[Tensor]) -> dict[str,
     slots = [*latents, *[empty] * (beside.pictures - len(latents))]
     height, width = slots[0].shape[-2:]
     found = {"concat_latent_image": torch.cat([_fitted(each, width, height) for each in slots], 1)}
-    if beside.masked:  # of 1, where the model itself has to paint
-        found["concat_mask"] = torch.zeros_like(latents[0][:, :1])
+    if beside.masked:  # of 1, where the model itself has to paint: a clip behind its first frame
+        found["concat_mask"] = mask = torch.zeros_like(latents[0][:, :1])
+        mask[:, :, 1:] = mask.ndim > 4
     return found
+
+
+def begun(model: Any, held: Any, pixels: Tensor, frames: int) -> Tensor:
+    """Encode the first frame of a clip, (1, 3, H, W) in -1..1, to latents of all its frames in the VAE's own scale.
+
+    As the nodes of image to video: WanImageToVideo encodes grey behind it, and HunyuanVideo15ImageToVideo puts zeros
+    there. What HunyuanImageToVideo leaves out, ComfyUI fills with zeros in the MODEL's scale.
+    """
+    if isinstance(model, comfy.model_base.WAN21):
+        grey = torch.zeros_like(pixels).unsqueeze(2).expand(-1, -1, frames - 1, -1, -1)
+        return vae.encode_plain(held, torch.cat([pixels.unsqueeze(2), grey], 2))
+    first = vae.with_time(model, vae.encode_plain(held, pixels))
+    empty = torch.zeros_like(first)
+    if model.concat_keys:
+        empty = model.process_latent_out(empty)
+    return torch.cat([first, *[empty] * ((frames - 1) // vae.frames_per_step(held))], 2)
 
 
 def _fitted(latents: Tensor, width: int, height: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ....trainer_core.models import Conditioning, Words
 from . import identity, text, vae
+from .beside import begun
 from .clips import ConnectedEncoder
 from .wired import SINGLE, Wired
 
@@ -100,9 +101,12 @@ class ConnectedVae:
 class ConnectedControls:
     """Control pictures in the VAE's own scale; implements `ControlPictures`."""
 
-    def __init__(self, most: int, least: int = 0) -> None:
-        self.most, self.least = most, least
+    def __init__(self, model: Any, most: int, least: int = 0, *, begins: bool = False) -> None:
+        self._model, self.most, self.least, self.begins = model, most, least, begins
 
-    def encode(self, held: Any, pixels: Tensor) -> Tensor:
-        """Encode (1, 3, H, W) pixels in -1..1 in the VAE's own scale, as VAE Encode does."""
-        return vae.encode_plain(held.vae, pixels)
+    def encode(self, held: Any, pixels: Tensor, begins: int = 0) -> Tensor:
+        """Encode (1, 3, H, W) pixels in -1..1 in the VAE's own scale, as VAE Encode does.
+
+        begins: frames of the clip of which they are the first, as the nodes of image to video encode it.
+        """
+        return begun(self._model, held.vae, pixels, begins) if begins else vae.encode_plain(held.vae, pixels)

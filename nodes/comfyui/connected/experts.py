@@ -14,6 +14,7 @@ from ....trainer_core.models.base import Expert, Side
 from ....trainer_core.models.sd.layers import PREFIX
 from ....trainer_core.networks.layers.shape import weight_shape
 from . import gradients
+from .beside import beside_of
 from .denoiser import BatchConditions, RawDenoiser
 from .layers import list_layers
 from .noise import LEVELS, NODE, own_shift, sigmas
@@ -101,7 +102,7 @@ def _boundary(patcher: Any, halves: Halves | None, config: ConnectedConfig) -> f
             f"No two experts are known of this MODEL's architecture; set {setting('connected.noise_range')} to all, or "
             f"{setting('connected.boundary')} to the share of timesteps from which on the high one predicts."
         )
-    return halves.from_picture if getattr(patcher.model, "image_to_video", False) else halves.boundary
+    return halves.from_picture if beside_of(patcher.model).pictures else halves.boundary
 
 
 def _split(boundary: float) -> tuple[Side, Side]:

@@ -16,7 +16,7 @@ from ....trainer_core.config import BaseModelConfig, Defaults, SamplingDefaults
 from ....trainer_core.models import LatentFormat, LevelDefaults, NoiseModel, Part
 from ....trainer_core.models.base import Expert
 from . import identity
-from .architecture import clip_rate, defaults_of, preset_of, remarks, sampling_of
+from .architecture import begins, clip_rate, defaults_of, preset_of, remarks, sampling_of
 from .beside import ConnectedInpainting
 from .check import check_connected, check_partner
 from .encoding import ConnectedControls, ConnectedText, ConnectedVae
@@ -77,7 +77,8 @@ class ConnectedModel:
     @property
     def defaults(self) -> Defaults:
         """What a run takes for this model where its settings are left open."""
-        return replace(defaults_of(self.architecture), preset=preset_of(self.wired.layers))
+        own = defaults_of(self.architecture)
+        return replace(own, preset=preset_of(self.wired.layers), clip_begins=begins(self.wired.model))
 
     @property
     def sampling(self) -> SamplingDefaults:
@@ -93,6 +94,7 @@ class ConnectedModel:
             guidance=own.guidance,
             time=frames_per_step(self.wired.vae) if rate else 0,
             rate=rate,
+            begins=begins(drawing),
         )
 
     @property
@@ -127,9 +129,10 @@ class ConnectedModel:
     def controls(self) -> ConnectedControls | None:
         """The control pictures that the MODEL reads: in channels of its own, or as ComfyUI's reference latents."""
         if own := self.wired.beside.controls:
-            return ConnectedControls(own, least=0 if self.architecture.alone else 1)
+            least = 0 if self.architecture.alone else 1
+            return ConnectedControls(self.wired.model.model, own, least, begins=begins(self.wired.model))
         most = min(self.architecture.references, 1) if self.wired.seen_as == SINGLE else self.architecture.references
-        return ConnectedControls(most) if most else None
+        return ConnectedControls(self.wired.model.model, most) if most else None
 
     def free(self, *names: str) -> None:
         """Let go of the denoiser or the text encoders; the models stay ComfyUI's."""

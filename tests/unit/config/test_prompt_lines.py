@@ -260,5 +260,6 @@ def test_frames_are_of_a_line_then_of_all_and_rounded_down_to_what_the_model_tak
         check_samples(SampleConfig(prompts=("a",), frames=33), COMFYUI, "Flux")
     with pytest.raises(ValueError, match="but Wan draws single pictures from a control picture; set --f in sample_pro"):
         check_samples(SampleConfig(prompts=("a --f 5 --ci b.png",)), wan, "Wan")
+    check_samples(SampleConfig(prompts=("a --f 5 --ci b.png",)), dataclasses.replace(wan, begins=True), "Wan")
     with pytest.raises(ValueError, match="--f is '0' in line 1 of prompts; set it to a whole number from 1 to 1024"):
         parse_prompts("a --f 0", "prompts")
