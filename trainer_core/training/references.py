@@ -83,7 +83,7 @@ def check_first_frames(plan: Plan, base: BaseModel) -> None:
         have = count(without, "picture here has", "pictures here have")
         raise ValueError(
             f"{base.title} makes each picture from a control picture, and {have} none: {names(without)}; set "
-            f"{setting('controls.folders')} to the folder of them. Clips begin with their own first frame."
+            f"{setting('controls.folders')} to the folder of them. A clip has its own first frame."
         )
 
 
