@@ -189,17 +189,18 @@ def test_a_node_whose_turn_is_to_come_waits(editor) -> None:
     """Beside a run that finished; in both renderers, after a reload, and until it leaves the queue."""
     page, (ahead, behind) = editor.page, (short("ahead"), short("behind"))
     node = next(each for each in ahead["nodes"] if each["type"] == "AtelierTrain")
-    node["widgets_values"][1] = 100_000
+    node["widgets_values"][1], place = 100_000, ahead["nodes"].index(node)
+    behind["nodes"][place]["widgets_values"][1] = 4  # not the run of another test, which would be reused there
     queue = f"async () => await window.app.queuePrompt(0, 1, ['{node['id']}'])"
     editor.load(behind)
     editor.run(queue)
-    wait(page, "^Finished after 6 steps")
+    wait(page, "^Finished after 4 steps")
     editor.load(ahead)
     editor.run(queue)
     wait(page, "^step ")
-    behind["nodes"][ahead["nodes"].index(node)]["widgets_values"][1] = 5
+    behind["nodes"][place]["widgets_values"][1] = 5
     editor.load(behind)
-    wait(page, "^Finished after 6 steps")
+    wait(page, "^Finished after 4 steps")
     editor.run(queue)
     wait(page, r"^Waiting in ComfyUI's queue\. Below is the run before\.$")
     editor.render(vue=True)
@@ -209,7 +210,7 @@ def test_a_node_whose_turn_is_to_come_waits(editor) -> None:
     editor.alone(node["id"])
     wait(page, r"^Waiting in ComfyUI's queue\. Below is the run before\.$")
     editor.run("async () => await window.app.api.clearItems('queue')")
-    wait(page, "^Finished after 6 steps")
+    wait(page, "^Finished after 4 steps")
     editor.run("async () => await window.app.api.interrupt()")
     editor.render(vue=False)
 
