@@ -218,8 +218,9 @@ def drop(user: str, names: Collection[str]) -> None:
 
 def _forget_same(user: str, prompt: dict[str, Any]) -> None:
     """Offer no longer what a person has queued again by hand."""
-    same = [name for name, values in cut_off(user).items() if values["prompt"] == prompt]
+    same: list[str] = []
     try:
+        same = [name for name, values in cut_off(user).items() if values["prompt"] == prompt]
         drop(user, same)
     except OSError as problem:  # it is offered once more, and its run goes on from its last save
         logging.getLogger(__name__).warning("A run that was queued again stays on offer: %s", problem)

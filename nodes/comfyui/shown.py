@@ -120,8 +120,8 @@ def waiting(workflow: str, nodes: Collection[str]) -> dict[str, Said]:
     for (_, own, prompt, extra, outputs, *_), reason in reasons:
         if id_in(extra, *OF_A_PROMPT[1:]) == workflow:
             for node in _needed(prompt, outputs).intersection(nodes):
-                if _is_to_come(own, prompt, node):
-                    found.setdefault(node, reason)
+                if node not in found and _is_to_come(own, prompt, node):
+                    found[node] = reason
     return found
 
 
@@ -143,7 +143,11 @@ def _needed(prompt: Mapping[str, Any], nodes: Collection[str]) -> set[str]:
     while left:
         if (node := left.pop()) not in found:
             found.add(node)
-            pairs = [each for each in prompt[node]["inputs"].values() if isinstance(each, list) and len(each) == 2]
+            pairs = [
+                each
+                for each in (prompt[node].get("inputs") or {}).values()
+                if isinstance(each, list) and len(each) == 2
+            ]
             left += [name for name, _ in pairs if isinstance(name, str) and name in prompt]
     return found
 

@@ -82,7 +82,8 @@ def _count(file: IO[bytes], kind: bytes, start: int, end: int, found: _Counted) 
         track.cuts += _number(file, start + 4)
     elif kind == b"hdlr":
         file.seek(start + 8)
-        track.is_sound = file.read(4) == b"soun"
+        # QuickTime has a second one in a track, of where its data lies.
+        track.is_sound = track.is_sound or file.read(4) == b"soun"
     elif kind in (b"stsz", b"stz2"):
         track.samples += _number(file, start + 8)
     elif kind in (b"stco", b"co64"):

@@ -232,9 +232,9 @@ def _frames_of_gif(file: IO[bytes]) -> int:
     file.seek(10)
     file.seek(13 + _colours(file.read(1)))
     found = 0
-    while found <= MOST_FRAMES and (kind := file.read(1)) in (b",", b"!", b"\0"):
+    while found <= MOST_FRAMES and (kind := file.read(1)) not in (b"", b";"):
         look()
-        if kind == b"\0":  # between two blocks, as some programs write it
+        if kind not in (b",", b"!"):  # between two blocks, as some programs write it
             continue
         if kind == b",":
             found += 1

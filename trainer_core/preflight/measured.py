@@ -42,6 +42,7 @@ from .outline import trains_text
 
 SHARES = ((0.5, 0.75), (0.75, 1.0))  # of the sides of the largest bucket: the two sizes; the second where models refuse
 UNSURE = 0.15  # of what is measured, by which the largest batch may take more
+SPARE = 2**30  # bytes that rounded weights leave to ComfyUI, samples and other programs
 SMALL = 256  # pixels of a side that a model is tried on
 
 
@@ -185,9 +186,10 @@ def fit_measured(
                 if peak is None:
                     continue
                 needed = kept + peak.at(samples, size)
-                host.holds = _held(config, base, device, free - round((1 + UNSURE) * needed))
-                needed += host.holds
+                # Not reserved: once they are held, ComfyUI would count them as taken and as wanted.
+                host.holds = _held(config, base, device, free - round((1 + UNSURE) * needed) - SPARE)
                 host.reserve(needed + others)
+                needed += host.holds
                 if needed <= (free if shares else room) or (last and not shares and not others):
                     sizes = f"{needed / 1e9:.1f} GB beside the model's weights, {are_free(free, config.memory)}"
                     return ladder[number:], " ".join([f"Memory: about {sizes}, with {describe(memory)}.", *remarks])

@@ -206,6 +206,28 @@ def test_a_fragment_that_names_millions_of_frames_is_refused():
         examine_film(film(3) + fragment)
 
 
+def test_minutes_of_plain_sound_of_a_camera_are_a_film(tmp_path):
+    """QuickTime names the handler of the data behind that of the sound; each of its samples is one of the table."""
+    with av.open(str(tmp_path / "a.mov"), "w", format="mov") as container:
+        video = container.add_stream("mpeg4", rate=24)
+        video.width, video.height, video.pix_fmt = *SIZE, "yuv420p"
+        sound = container.add_stream("pcm_s16le", rate=192_000)
+        container.mux(video.encode(av.VideoFrame(*SIZE, "yuv420p")))
+        samples = av.AudioFrame("s16", "stereo", 1_000_000)
+        samples.sample_rate = 192_000
+        for _ in range(9):
+            container.mux(sound.encode(samples))
+        container.mux(video.encode())
+    assert examine_film((tmp_path / "a.mov").read_bytes()).has_sound
+
+
+def test_a_byte_between_the_frames_of_an_animation_ends_nothing():
+    content = animated(3, format="GIF")
+    second = content.index(b"!\xf9", content.index(b"!\xf9") + 1)
+    with Image.open(io.BytesIO(content[:second] + b"\1" + content[second:])) as image:
+        assert images.count_frames(image) == image.n_frames == 3
+
+
 def test_an_animation_is_counted_no_further_than_it_may_have_frames(monkeypatch):
     content = animated(6, format="GIF")
     start = content.index(b"!\xf9")
