@@ -12,29 +12,44 @@ export const LARGE = "600 17px/20px sans-serif"; // 10 pixels high at 0.6, the s
 const DRAWN = 300, MARKED = 2500; // milliseconds until the editor has drawn a node anew; that a field is ringed
 const LOOKS = 10; // for a field that is not there yet
 /** @typedef {{ widget: Widget, box: HTMLElement, words: HTMLElement, text: string, tall: number, height: number }} Shown */
+/** @typedef {{ said: Record<string, string>, whole: boolean }} Refused by the node's id; whether nothing else runs */
+/** @type {Refused} */
+const NOTHING = { said: {}, whole: false };
 /** @type {WeakMap<GraphNode, Shown>} */
 const shown = new WeakMap();
 /** @type {Record<string, string>} */
 let failed = {}, refused = {}; // of the open workflow, by the node's id in the prompt
+/** @type {string[]} */
+let early = []; // the Train LoRA that failed before their runs began
+let whole = false; // whether nothing of the prompt that was refused runs
 /** @type {(() => void)[]} */
 const listeners = []; // that draw nodes of their own
 
 // What went wrong at a node; "" where nothing did. inside: or within the subgraph that it stands for.
 /** @param {string} id @param {boolean} [inside] */
 export function failureOf(id, inside = false) {
-  return find((each) => each === id) || (inside ? find((each) => each.startsWith(`${id}:`)) : "");
+  return sentenceOf(keyOf(id, inside));
+}
+
+// Whether a node failed before its run began, so that what it shows is the run before.
+/** @param {string} id @param {boolean} [inside] */
+export function failedEarly(id, inside = false) {
+  const key = keyOf(id, inside);
+  return key !== undefined && (early.includes(key) || (whole && key in refused));
 }
 
 // What Train LoRA says: a form shows no other node, so there it says what went wrong at any of them.
 /** @param {string} id */
-export const failureOfRun = (id) => failureOf(id) || (isForm() ? find(() => true) : "");
+export const failureOfRun = (id) => failureOf(id) || (isForm() ? sentenceOf(all()[0]) : "");
 
-/** @param {(id: string) => boolean} wanted */
-function find(wanted) {
-  /** @type {Record<string, string>} */
-  const all = { ...failed, ...refused }, key = Object.keys(all).find(wanted);
-  return key === undefined ? "" : String(told(all[key]));
-}
+const all = () => [...Object.keys(failed), ...Object.keys(refused)];
+
+/** @param {string} id @param {boolean} inside */
+const keyOf = (id, inside) => all().find((each) => each === id) ??
+  (inside ? all().find((each) => each.startsWith(`${id}:`)) : undefined);
+
+/** @param {string} [key] */
+const sentenceOf = (key) => key === undefined ? "" : String(told({ ...failed, ...refused }[key]));
 
 // Whether the open workflow is shown as an app: a form in place of the graph.
 export function isForm() {
@@ -267,17 +282,19 @@ function draw() {
   for (const listen of listeners) listen(); // Train LoRA, and what stands for a subgraph with one, show it themselves
 }
 
-/** @param {{ workflow: string, failed: Record<string, string> }} state */
+/** @param {{ workflow: string, failed: Record<string, string>, early: string[] }} state */
 function take(state) {
   if (state.workflow !== app.graph?.id) return;
-  failed = state.failed;
+  ({ failed, early } = state);
   draw();
 }
 
 async function refresh() {
   const workflow = app.graph?.id;
-  [failed, refused] = [{}, recall()[workflow ?? ""] ?? {}];
-  if (workflow && !nodes().next().done) failed = (await ask("/atelier/failed", { workflow })).failed ?? {};
+  ({ said: refused, whole } = recall()[workflow ?? ""] ?? NOTHING);
+  [failed, early] = [{}, []];
+  if (workflow && !nodes().next().done)
+    ({ failed = {}, early = [] } = await ask("/atelier/failed", { workflow }));
   if (workflow === app.graph?.id) draw();
 }
 
@@ -309,20 +326,21 @@ function sentences(errors) {
 const queue = api.queuePrompt;
 /** @param {[number, Prompt, ...unknown[]]} given */
 api.queuePrompt = function (...given) {
-  keep({});
+  keep(NOTHING);
+  const hear = (/** @type {Record<string, any> | undefined} */ errors, /** @type {boolean} */ whole) => {
+    keep({ said: sentences(errors ?? {}), whole });
+    draw();
+  };
   /** @type {Promise<any>} */
   const answer = queue.apply(this, given);
-  answer.then((taken) => taken?.node_errors, (problem) => problem?.response?.node_errors).then((errors) => {
-    keep(sentences(errors ?? {}));
-    draw();
-  });
+  answer.then((taken) => hear(taken?.node_errors, false), (problem) => hear(problem?.response?.node_errors, true));
   return answer;
 };
 
-const KEPT = "atelier.refused", MOST_KEPT = 20; // the browser's own store; the workflows that it remembers
+const KEPT = "atelier.refusals", MOST_KEPT = 20; // the browser's own store; the workflows that it remembers
 
 // What was refused, by the workflow's id: it stands there after a reload and in other tabs, until it is queued again.
-/** @returns {Record<string, Record<string, string>>} */
+/** @returns {Record<string, Refused>} */
 function recall() {
   try {
     return JSON.parse(localStorage.getItem(KEPT) ?? "{}");
@@ -332,19 +350,19 @@ function recall() {
   }
 }
 
-/** @param {Record<string, string>} now */
+/** @param {Refused} now */
 function keep(now) {
-  refused = now;
+  ({ said: refused, whole } = now);
   const { [app.graph?.id ?? ""]: before, ...others } = recall();
-  if (!before && !Object.keys(now).length) return;
-  const all = [...Object.entries(others), ...Object.keys(now).length ? [[app.graph?.id ?? "", now]] : []];
-  localStorage.setItem(KEPT, JSON.stringify(Object.fromEntries(all.slice(-MOST_KEPT))));
+  if (!before && !Object.keys(refused).length) return;
+  const kept = [...Object.entries(others), ...Object.keys(refused).length ? [[app.graph?.id ?? "", now]] : []];
+  localStorage.setItem(KEPT, JSON.stringify(Object.fromEntries(kept.slice(-MOST_KEPT))));
 }
 
 // Say at nodes of the open workflow what is still to be set there, as if they had been queued.
 /** @param {Record<string, string>} found */
 export function refuse(found) {
-  keep(found);
+  keep({ said: found, whole: true });
   draw();
 }
 

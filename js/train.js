@@ -2,7 +2,7 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { compareSaves, drawWithIt } from "./after.js";
 import { RunGraph } from "./graph.js";
-import { LARGE, failureOf, failureOfRun, isForm, linked, onFailures } from "./failures.js";
+import { LARGE, failedEarly, failureOf, failureOfRun, isForm, linked, onFailures } from "./failures.js";
 import { Filling } from "./filling.js";
 import { RED, WISHES, addressOf, ask, make, makeButton, makeMenu, nodes, onceRead, putFirst, takePlace, toast,
   widen } from "./parts.js";
@@ -66,6 +66,7 @@ class View {
   #tall = 0; // of the node, without what it shows of the run
   #grown = 0; // of the node, with it
   #failure = ""; // what went wrong
+  #early = false; // before the node's run began
   #notes = ""; // as they are shown
   #odd = ""; // pictures, as they are shown
   #parts = {
@@ -157,10 +158,10 @@ class View {
   }
 
   // Show what went wrong at the node, or within the subgraph that it stands for; "" takes it away.
-  /** @param {string} failure */
-  fail(failure) {
-    if (failure === this.#failure) return;
-    this.#failure = failure;
+  /** @param {string} failure @param {boolean} early before the node's run began */
+  fail(failure, early) {
+    if (failure === this.#failure && early === this.#early) return;
+    [this.#failure, this.#early] = [failure, early];
     this.#draw();
     // In a form it is the last of all, and the editor takes room there to say that something failed.
     if (failure && isForm()) keepInView(this.#parts.status);
@@ -379,10 +380,11 @@ class View {
     const waiting = alive ? null : this.#state.waiting;
     const ended = !alive && !waiting && detail?.status !== "running"; // an older answer calls it running still
     const failure = alive ? "" : this.#failure || (ended && detail?.failed ? String(told(detail.sentence)) : "");
-    const before = waiting && run ? ` ${t("Below is the run before.")}` : "";
-    const words = waiting ? told(waiting) + before
+    const before = run && (waiting || (failure && this.#early)) ? t("Below is the run before.") : "";
+    const words = waiting ? `${told(waiting)} ${before}`.trim()
       : told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
     status.replaceChildren(...(failure ? linked(failure, this.#node) : [words]));
+    if (failure && before) status.append(make("div", `margin-top:4px;font-weight:400;color:var(--input-text)`, before));
     status.style.color = failure ? RED : "";
     // What stands for a subgraph has its view for the run inside, and for what goes wrong there before one begins.
     if (this.#node.subgraph) this.#inner.style.display = run || failure || text || waiting ? "flex" : "none";
@@ -574,11 +576,11 @@ function show({ node, around }, state) {
 onFailures(() => {
   for (const { id, node, around } of nodes()) {
     if (!node.comfyClass?.startsWith("Atelier")) continue;
-    views.get(node)?.fail(failureOfRun(id));
+    views.get(node)?.fail(failureOfRun(id), failedEarly(id));
     around.forEach((outer, depth) => {
-      const failure = failureOf(id.split(":").slice(0, depth + 1).join(":"), true);
+      const place = id.split(":").slice(0, depth + 1).join(":"), failure = failureOf(place, true);
       if (!views.has(outer) && failure && outside.has(outer)) views.set(outer, new View(outer));
-      views.get(outer)?.fail(failure);
+      views.get(outer)?.fail(failure, failedEarly(place, true));
     });
   }
 });

@@ -136,11 +136,14 @@ def answer_shown(question: Any) -> web.Response:
 
 
 def answer_failed(question: Any) -> web.Response:
-    """Answer {workflow: id} with {failed: what went wrong, by node}, since the workflow was queued last."""
+    """Answer {workflow: id} with {failed: what went wrong, by node}, since the workflow was queued last.
+
+    early lists each Train LoRA among them whose run had not begun: it shows the run before.
+    """
     workflow = question.get("workflow") if isinstance(question, dict) else None
     if not isinstance(workflow, str) or not 0 < len(workflow) <= shown.LONGEST_ID:
         return server.json_answer({"error": "workflow must be an id."}, status=400)
-    return server.json_answer({"failed": failures.of_workflow(workflow)})
+    return server.json_answer(failures.of_workflow(workflow))
 
 
 def _last_runs(workflow: str, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import comfy.model_management
 from comfy_execution.utils import get_executing_context
@@ -13,12 +13,21 @@ from server import PromptServer
 
 from ...insides import missing_in_comfyui
 from ...trainer_core.common.wording import for_page
-from .shown import OF_A_PROMPT, id_in
+from .shown import OF_A_PROMPT, id_in, shows_the_run_before
 
 EVENT = "atelier.failed"
 MOST, LONGEST = 1000, 2000  # failures that are remembered, the newest; characters of each
 INTERRUPTED = comfy.model_management.InterruptProcessingException
-_failed: dict[tuple[str, str], str] = {}  # by the ids of workflow and node; until the workflow is queued again
+
+
+class Failure(NamedTuple):
+    """What went wrong at a node."""
+
+    sentence: str
+    early: bool  # of a Train LoRA whose run had not begun
+
+
+_failed: dict[tuple[str, str], Failure] = {}  # by the ids of workflow and node; until the workflow is queued again
 
 
 def follow_prompts() -> None:
@@ -26,9 +35,11 @@ def follow_prompts() -> None:
     PromptServer.instance.add_on_prompt_handler(_queued)
 
 
-def of_workflow(workflow: str) -> dict[str, str]:
-    """Return the sentence of each failed node of a workflow, by the node's id in the prompt."""
-    return {node: sentence for (of, node), sentence in list(_failed.items()) if of == workflow}
+def of_workflow(workflow: str) -> dict[str, Any]:
+    """Return the sentence of each failed node of a workflow, by its id, and which were early."""
+    found = {node: failure for (of, node), failure in list(_failed.items()) if of == workflow}
+    early = [node for node, failure in found.items() if failure.early]
+    return {"failed": {node: failure.sentence for node, failure in found.items()}, "early": early}
 
 
 def forget(workflow: str, nodes: Iterable[str]) -> None:
@@ -43,7 +54,8 @@ class Noticed:
     def __enter__(self) -> Noticed:
         context = get_executing_context()
         self._node = context.node_id if context else ""
-        self._workflow = _workflow_of(context.prompt_id) if context else ""
+        self._prompt = context.prompt_id if context else ""
+        self._workflow = _workflow_of(self._prompt) if context else ""
         return self
 
     def __exit__(
@@ -62,7 +74,7 @@ class Noticed:
         if not sentence:
             forget(self._workflow, [self._node])
             return
-        _failed[self._workflow, self._node] = sentence
+        _failed[self._workflow, self._node] = Failure(sentence, shows_the_run_before(self._prompt, self._node))
         for oldest in list(_failed)[:-MOST]:
             del _failed[oldest]
         _tell(self._workflow)
@@ -70,14 +82,14 @@ class Noticed:
 
 def _tell(workflow: str) -> None:
     """Send every open page the failures of a workflow."""
-    event = for_page({"workflow": workflow, "failed": of_workflow(workflow)})
+    event = for_page({"workflow": workflow, **of_workflow(workflow)})
     with suppress(RuntimeError):  # ComfyUI ends, and serves no page any more
         PromptServer.instance.send_sync(EVENT, event)
 
 
 def _queued(prompt: dict[str, Any]) -> dict[str, Any]:
     workflow = id_in(prompt, *OF_A_PROMPT)
-    forget(workflow, of_workflow(workflow))
+    forget(workflow, of_workflow(workflow)["failed"])
     return prompt
 
 

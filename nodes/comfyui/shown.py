@@ -100,6 +100,14 @@ def begun(prompt_id: str, node: str, run: str) -> None:
         del _begun[oldest]
 
 
+def shows_the_run_before(prompt_id: str, node: str) -> bool:
+    """Tell whether a node of the prompt at work is a Train LoRA whose run has not begun in it."""
+    for _, own, prompt, *_ in list(PromptServer.instance.prompt_queue.currently_running.values()):
+        if own == prompt_id:
+            return prompt.get(node, {}).get("class_type") == TRAIN and node not in _had.get(own, ())
+    return False
+
+
 def _queued(asked: dict[str, Any]) -> dict[str, Any]:
     prompt, workflow = asked.get("prompt"), id_in(asked, *OF_A_PROMPT)
     if not _begun or not isinstance(prompt, dict):

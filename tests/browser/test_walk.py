@@ -103,6 +103,7 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     editor.run(VALUE, ["folder", "my_pictures"])
     run()
     status.get_by_text("There is no folder 'my_pictures'").first.wait_for()
+    status.get_by_text("Below is the run before.").first.wait_for()
     seen("3-failed")
     draw_pictures(server.base / "input" / "my_pictures", captions=False)
     run()

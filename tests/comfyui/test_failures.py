@@ -33,7 +33,7 @@ def test_a_failure_is_known_until_its_workflow_is_queued_again(any_server: Comfy
         while told.get("type") != "atelier.failed":
             message = tab.recv()
             told = json.loads(message) if isinstance(message, str) else {}
-        assert told["data"] == {"workflow": WORKFLOW, "failed": {"train": result.error}}
+        assert told["data"] == {"workflow": WORKFLOW, "failed": {"train": result.error}, "early": ["train"]}
     finally:
         tab.close()
     assert comfy.queue(changed(graph, "train", steps=2)).status == "error"  # of no workflow: no page shows it
