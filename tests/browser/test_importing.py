@@ -1,7 +1,7 @@
 """Settings of another trainer, dropped on the canvas: a graph, a note of what became of them, and what is open."""
 
 import pytest
-from looks import DROP, EMPTY, MOST_EMPTY, NOTE, UNCOVERED
+from looks import BEHIND, DROP, EMPTY, MOST_EMPTY, NOTE, UNCOVERED
 
 pytestmark = pytest.mark.browser
 
@@ -32,7 +32,7 @@ def test_a_dropped_file_becomes_a_graph_with_a_report(editor) -> None:
     assert {"AtelierLoadBaseModel", "AtelierConceptDataset", "AtelierLoraConfig", "MarkdownNote"} <= set(kinds)
     note = editor.run(NOTE)
     assert "odd_setting = 3" in note and "steps of Train LoRA: 500" in note
-    assert [each for each in page.evaluate(EMPTY, editor.vue) if each[1] > MOST_EMPTY] == []
+    assert [each for each in page.evaluate(EMPTY, editor.vue) if each[1] > MOST_EMPTY] == editor.run(BEHIND) == []
     editor.screenshot(f"imported-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
 
 

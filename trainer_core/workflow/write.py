@@ -37,15 +37,20 @@ from .settings import (
     Outputs,
 )
 
-WIDTH, GAP, ROW, TITLE = 380, 60, 26, 60  # pixels of a node on the canvas
+WIDTH, GAP, ROW, TITLE = 340, 60, 26, 60  # pixels of a node on the canvas
 COLLAPSED = 50  # pixels from one collapsed node to the next
+NARROW = 270  # pixels that a column of collapsed nodes takes
+# Columns: each links to the right, so that no link runs behind another node. Of pictures: collapsed, right beside them.
+FILES, OF_PICTURES, DATA, SETTINGS, TRAIN = range(5)
+LEFT = (0, WIDTH + GAP - NARROW, WIDTH + GAP, 2 * (WIDTH + GAP), 2 * (WIDTH + GAP) + NARROW)  # pixels
+UNDER_LINKS = 100  # pixels from where a dataset's link leaves to the settings, which that link passes above
 BELOW = 120  # pixels from a node to the next: it grows by a sentence where its folder or file is not found
 NOTE_HIGHEST = 900  # pixels
 DARK = {"color": "#2f3440", "bgcolor": "#1b1e25"}  # of notes: their text stays legible in both renderers
 
 
 class _Canvas:
-    """A workflow as it grows: nodes from left to right."""
+    """A workflow as it grows: columns of nodes from left to right."""
 
     def __init__(self) -> None:
         self.nodes: list[dict[str, Any]] = []
@@ -57,7 +62,7 @@ class _Canvas:
         kind: str,
         given: Mapping[str, Any],
         sources: Mapping[str, int],
-        column: float = 0,
+        column: int = DATA,
         *,
         collapsed: bool = False,
     ) -> int:
@@ -84,33 +89,42 @@ class _Canvas:
         values: list[Any],
         sockets: Iterable[tuple[str, str]],
         outputs: Iterable[tuple[str, str]],
-        column: float,
+        column: int,
         *,
         collapsed: bool = False,
     ) -> int:
-        """Add a node of any kind and return its id; sockets, outputs: (name, type) of each.
-
-        column: 0.5 is the right half of the first one, below what stands there.
-        """
+        """Add a node of any kind and return its id; sockets, outputs: (name, type) of each."""
         number, sockets = len(self.nodes) + 1, list(sockets)
-        height, below = TITLE + ROW * (len(values) + len(sockets)), self._below.get(int(column), 0)
-        node = {"id": number, "type": kind, "pos": [round(column * (WIDTH + GAP)), below], "size": [WIDTH, height]}
+        height, below = TITLE + ROW * (len(values) + len(sockets)), self._below.get(column, 0)
+        node = {"id": number, "type": kind, "pos": [LEFT[column], below], "size": [WIDTH, height]}
         node |= {"flags": {"collapsed": True} if collapsed else {}, "order": number - 1, "mode": 0}
         node["inputs"] = [{"name": name, "type": type_, "link": None} for name, type_ in sockets]
         node["outputs"] = [{"name": name, "type": type_, "links": []} for name, type_ in outputs]
         node |= {"properties": {"Node name for S&R": kind}, "widgets_values": values}
         self.nodes.append(node)
-        self._below[int(column)] = below + (COLLAPSED if collapsed else height + BELOW)
+        self._below[column] = below + (COLLAPSED if collapsed else height + BELOW)
         return number
+
+    def lower(self, column: int, top: int) -> None:
+        """Let a column go on no higher than a height."""
+        self._below[column] = max(top, self._below.get(column, 0))
+
+    def bottom(self, column: int) -> int:
+        """Tell where the next node of a column would stand."""
+        return self._below.get(column, 0)
+
+    def top(self, node: int) -> int:
+        """Tell how high a node stands."""
+        return int(self.nodes[node - 1]["pos"][1])
 
     def copy(self, node: Mapping[str, Any]) -> int:
         """Add a node of another workflow, without its links, and return its id."""
-        number = self.put(node["type"], [], (), (), 0)
+        number = self.put(node["type"], [], (), (), FILES)
         own = {key: value for key, value in node.items() if key not in ("id", "pos", "order")}
         own["inputs"] = [{**each, "link": None} for each in node.get("inputs") or ()]
         own["outputs"] = [{**each, "links": []} for each in node.get("outputs") or ()]
         self.nodes[number - 1] |= own
-        self._below[0] = self.nodes[number - 1]["pos"][1] + int(_height(node)) + BELOW
+        self._below[FILES] = self.nodes[number - 1]["pos"][1] + int(_height(node)) + BELOW
         return number
 
     def link(self, source: tuple[int, int], target: int, name: str) -> None:
@@ -124,9 +138,10 @@ class _Canvas:
 
     def note(self, text: str) -> None:
         """Add a note at the left of all nodes, where reading starts."""
-        number = self.put("MarkdownNote", [text], (), (), -1)
+        first = min(each["pos"][0] for each in self.nodes)
+        number = self.put("MarkdownNote", [text], (), (), FILES)
         height = min(NOTE_HIGHEST, TITLE + 18 * (2 + text.count("\n") + len(text) // 60))
-        self.nodes[number - 1] |= {"size": [WIDTH, height], "title": "Read me", **DARK}
+        self.nodes[number - 1] |= {"pos": [first - WIDTH - GAP, 0], "size": [WIDTH, height], "title": "Read me", **DARK}
 
     def document(self) -> dict[str, Any]:
         """Write the workflow as the editor saves it."""
@@ -159,9 +174,11 @@ def workflow_of(
     else:
         base = _add_base(canvas, config.base_model)
     sources = {"base_model": base, "dataset": _add_dataset(canvas, config)}
+    canvas.lower(TRAIN, canvas.top(sources["dataset"]))
+    canvas.lower(SETTINGS, canvas.top(sources["dataset"]) + UNDER_LINKS)
     sources |= _add_optional(canvas, config)
     given = {**inputs_of(config.train), **inputs_of(config.existing), "name": run.name}
-    canvas.add("AtelierTrain", given, sources, column=1)
+    canvas.add("AtelierTrain", given, sources, TRAIN)
     if note:
         canvas.note(note)
     document = canvas.document()
@@ -199,7 +216,7 @@ def _add_loaders(canvas: _Canvas, config: RunConfig, models: Mapping[str, str], 
     """Add ComfyUI's own loaders of a model, and Use Connected Model."""
     base, sources = config.base_model, []
     for loader in loaders_of(models, family):
-        number = canvas.put(loader.kind, loader.values, (), [(name, name) for name in loader.outputs], 0)
+        number = canvas.put(loader.kind, loader.values, (), [(name, name) for name in loader.outputs], FILES)
         sources += [(number, place) for place in range(len(loader.outputs))]
     given = {**inputs_of(base), **(inputs_of(base.connected) if base.connected else {})}
     number = canvas.add("AtelierConnectModel", given, {})
@@ -284,7 +301,8 @@ def _sources(canvas: _Canvas, concept: ConceptConfig, before: int) -> dict[str, 
         ("clip_settings", "AtelierClips", concept.clips or ClipConfig(), ClipConfig()),
     ):
         if any(getattr(of, row.name) != getattr(untouched, row.name) for row in FORMS[kind].inputs):
-            found[name] = canvas.add(kind, inputs_of(of), {}, collapsed=True)
+            canvas.lower(OF_PICTURES, max(canvas.bottom(FILES), canvas.bottom(DATA)))
+            found[name] = canvas.add(kind, inputs_of(of), {}, OF_PICTURES, collapsed=True)
     return found
 
 
@@ -294,7 +312,7 @@ def _add_optional(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
 
     def add(name: str, kind: str, given: Mapping[str, Any], *, needed: bool) -> None:
         if needed:
-            found[name] = canvas.add(kind, given, {}, 0.5, collapsed=True)
+            found[name] = canvas.add(kind, given, {}, SETTINGS, collapsed=True)
 
     sizes = {**inputs_of(train.buckets), "bucket_step": train.bucket_step}
     add("buckets", "AtelierBuckets", sizes, needed=train.buckets != BucketConfig() or train.bucket_step != 0)
@@ -326,7 +344,7 @@ def _add_lora(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
     lora, chain = config.lora, {}
     plain = lora.replace(start="", beneath=(), embeddings=())
     if plain != OPEN_LORA:
-        chain = {"lora_config": canvas.add("AtelierLoraConfig", inputs_of(plain), {}, 0.5, collapsed=True)}
+        chain = {"lora_config": canvas.add("AtelierLoraConfig", inputs_of(plain), {}, SETTINGS, collapsed=True)}
     files = [(each.path, "beneath", each.strength, each.training_only) for each in lora.beneath]
     files += [(lora.start, "continue", 1.0, False)] if lora.start else []
     for path, use, strength, alone in files:
@@ -336,10 +354,10 @@ def _add_lora(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
             "strength": strength,
             "training_only": alone,
         }
-        chain = {"lora_config": canvas.add("AtelierExistingLora", given, chain, 0.5, collapsed=True)}
+        chain = {"lora_config": canvas.add("AtelierExistingLora", given, chain, SETTINGS, collapsed=True)}
     for word in lora.embeddings:
         given = {**inputs_of(word), "init_text": word.init}
-        chain = {"lora_config": canvas.add("AtelierEmbedding", given, chain, 0.5, collapsed=True)}
+        chain = {"lora_config": canvas.add("AtelierEmbedding", given, chain, SETTINGS, collapsed=True)}
     return chain
 
 
