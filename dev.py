@@ -116,7 +116,7 @@ def venv_python() -> Path:
 
 
 def script(python: Path | str, path: Path) -> list[Path | str]:
-    """Build the command that runs a script; the portable build's Python reads no PYTHONPATH and is told the paths."""
+    """Build the command that runs a script, with its paths: the portable build's Python reads no PYTHONPATH."""
     places = [str(path.parent), str(ROOT / "tests")]
     code = f"import runpy, sys; sys.argv = sys.argv[1:]; sys.path[:] = [*{places}, *filter(None, sys.path)]; "
     return [python, "-c", code + "runpy.run_path(sys.argv[0], run_name='__main__')", path]

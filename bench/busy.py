@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lora_atelier.bench.report import build_ratio, verdict
+from lora_atelier.bench.report import build_ratio, ratios_head, verdict
 from lora_atelier.dev import threads
 
 DEFAULT = {"OMP_WAIT_POLICY": None, "KMP_BLOCKTIME": None, "GOMP_SPINCOUNT": None, "OMP_NUM_THREADS": None}
@@ -113,8 +113,7 @@ def render(rounds: list[dict[str, dict[str, float]]], about: dict[str, Any], com
         f"The tiny base at 128 px, batch 4, all layers, each run in a new process. {stamp}, {about['cpu']}, "
         f"{about['cores']} cores. Command: `{command}`.",
         "",
-        "| | median | spread | target | |",
-        "|---|---|---|---|---|",
+        *ratios_head(),
         *(verdict(ratio, False) for ratio in seconds),
         *(verdict(ratio, ratio.most is not None) for ratio in ratios),
     ]

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench.report import build_ratio, verdict
+from lora_atelier.bench.report import build_ratio, ratios_head, verdict
 
 ROW = "wan21_t2v"
 SIZES = {  # width of the VAE, side in pixels, frames, clips, turns; Wan's own VAE is 96 wide
@@ -127,8 +127,7 @@ def render(encoding: dict[str, Any], race: list[str], command: str, stamp: str) 
         f"kind, {about['width']} wide (Wan's own is 96). Both sides decode the files; ours also writes its cache. "
         f"Latents differ by {encoding['apart']:.1%} at most: ours come from pixels of 8 bits.",
         "",
-        "| | median | spread | target | |",
-        "|---|---|---|---|---|",
+        *ratios_head(),
         verdict(build_ratio("seconds per clip: ComfyUI's nodes", seconds["stock"]), False),
         verdict(build_ratio("seconds per clip: LoRA Atelier", seconds["ours"]), False),
         verdict(ratio, True),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any, NamedTuple
 
-from lora_atelier.bench.report import build_ratio, verdict
+from lora_atelier.bench.report import build_ratio, ratios_head, verdict
 from lora_atelier.bench.results import Child
 
 MODELS = ("flux", "wan")
@@ -102,7 +102,7 @@ def race_lines(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"| {title} | {median(seconds):.3f} | {spread} | {peak:,.0f} MB | {peak - told[0]['loaded']:,.0f} MB |"
         )
-    lines += ["", "| ratio | median | spread | target | |", "|---|---|---|---|---|"]
+    lines += ["", *ratios_head("ratio")]
     for goal in GOALS:
         one, other = goal.sides
         pairs = steps[one if other == OURS else other]

@@ -7,7 +7,17 @@ from statistics import median
 from typing import Any
 
 from lora_atelier.bench.cases import GPU, GPU_DRY
-from lora_atelier.bench.report import TITLES, Ratio, build_ratio, memory, pairs, seconds, stock_notes, verdict
+from lora_atelier.bench.report import (
+    TITLES,
+    Ratio,
+    build_ratio,
+    memory,
+    pairs,
+    ratios_head,
+    seconds,
+    stock_notes,
+    verdict,
+)
 
 # Dense bfloat16 operations per second with float32 sums, from the makers' data sheets; (part of the name, 1e12/s).
 # The first that fits counts, so the longer name stands first.
@@ -95,7 +105,7 @@ def _case(result: dict[str, Any], measured: float, stated: float | None) -> list
         lines.append(f"| {' | '.join(cells)} |")
     ratios = [verdict(ratio, True) for ratio in _ratios(result)]
     if ratios:
-        lines += ["", "| ratio | median | spread | target | |", "|---|---|---|---|---|", *ratios]
+        lines += ["", *ratios_head("ratio"), *ratios]
     notes = [*stock_notes(result), *result["left_out"]]
     return [*lines, "", *notes] if notes else lines
 

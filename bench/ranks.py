@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lora_atelier.bench.report import build_ratio, verdict
+from lora_atelier.bench.report import build_ratio, ratios_head, verdict
 
 RESOLUTIONS = {"tiny": 128, "sd15": 256}  # pixels
 STEPS = {"tiny": 4, "sd15": 5}  # of which the first is left out
@@ -160,8 +160,7 @@ def render(rounds: list[dict[str, Any]], name: str, title: str, command: str, st
         f"picture a step, processes of one thread each, by gloo. {stamp}, {about['cpu']}, {about['cores']} cores, load "
         f"at the ends {loads}. Command: `{command}`.",
         "",
-        "| | median | spread | target | |",
-        "|---|---|---|---|---|",
+        *ratios_head(),
         verdict(build_ratio("steps per second, two processes / one", speed, least=SPEED), targets),
         verdict(build_ratio("steps per second, two runs at once that share nothing / one", limit), targets),
         verdict(build_ratio("steps per second, two processes / two runs at once", near), targets),

@@ -106,7 +106,7 @@ def render(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [_row(result, contender) for contender in TITLES if seconds(result, contender)]
-    lines += ["", "| ratio | median | spread | target | |", "|---|---|---|---|---|"]
+    lines += ["", *ratios_head("ratio")]
     lines += [verdict(ratio, has_targets(result)) for ratio in build_ratios(result)]
     lines += ["", *_notes(result)]
     return "\n".join(lines).rstrip() + "\n"
@@ -125,6 +125,11 @@ def _row(result: dict[str, Any], contender: str) -> str:
     cells = [TITLES[contender], f"{spread.middle:.3f}", f"{spread.low:.3f} – {spread.high:.3f}", *parts]
     cells += [f"{used['peak']:,.0f} MB", f"{used['peak'] - used['loaded']:,.0f} MB"] if used else ["", ""]
     return f"| {' | '.join(cells)} |"
+
+
+def ratios_head(what: str = "") -> list[str]:
+    """Write the head of a table of ratios."""
+    return ["| " + f"{what} | median | spread | target | |".lstrip(), "|---|---|---|---|---|"]
 
 
 def verdict(ratio: Ratio, targets: bool) -> str:
@@ -189,8 +194,7 @@ def render_data(result: dict[str, Any], command: str, stamp: str) -> str:
         f"Encoding {encode['pictures']} pictures at {encode['resolution']} px in float32 with the autoencoder of "
         f"{encode['title']}: bare {bare:.3f} s, with decoding, cutting and the store {ours:.3f} s per picture.",
         "",
-        "| ratio | median | spread | target | |",
-        "|---|---|---|---|---|",
+        *ratios_head("ratio"),
         verdict(ratio, True),
     ]
     return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lora_atelier.bench.report import build_ratio, verdict
+from lora_atelier.bench.report import build_ratio, ratios_head, verdict
 
 SAVES = 6  # measured, after a first one that is not
 GOAL = 0.01  # of a run's time
@@ -98,8 +98,7 @@ def render(result: dict[str, Any], command: str, stamp: str) -> str:
         f"save after each step: {result['megabytes']:.0f} MB of weights, average, optimizer and two LoRA files, "
         f"which are read back and verified. {stamp}, {machine['cpu']}, {machine['cores']} cores. Command: `{command}`.",
         "",
-        "| | median | spread | target | |",
-        "|---|---|---|---|---|",
+        *ratios_head(),
         *(
             f"| {name} | {median(values):.3f} | {min(values):.3f} – {max(values):.3f}, n = {len(values)} |  |  |"
             for name, values in (("seconds of a step", steps), ("seconds of a save", saves))

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lora_atelier.bench.report import build_ratio, verdict
+from lora_atelier.bench.report import build_ratio, ratios_head, verdict
 
 PICTURES = 16
 RESOLUTIONS = {"tiny": 64, "sd15": 384}  # pixels
@@ -114,8 +114,7 @@ def render(rounds: list[dict[str, Any]], name: str, about: dict[str, Any], comma
         f"loading includes the import of diffusers and transformers. {stamp}, {about['cpu']}, {about['cores']} cores. "
         f"Command: `{command}`.",
         "",
-        "| | median | spread | target | |",
-        "|---|---|---|---|---|",
+        *ratios_head(),
         *(verdict(build_ratio(f"seconds: {part}", list(seconds[part])), False) for part in PARTS),
         verdict(cold, name != "tiny"),
         verdict(beyond, name != "tiny"),

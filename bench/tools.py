@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench.report import build_ratio, verdict
+from lora_atelier.bench.report import build_ratio, ratios_head, verdict
 
 RANK, SMALLER = 32, 8
 GOAL = 20.0  # seconds for a LoRA of SDXL's size on two cores
@@ -101,8 +101,7 @@ def render(result: dict[str, Any], command: str, stamp: str) -> str:
         f"| singular values of each whole change, as other programs resize | {result['whole']:.1f} |  |  |",
         f"| Extract LoRA, rank {RANK}, without reading files | {result['extracted']:.1f} |  |  |",
         "",
-        "| ratio | median | spread | target | |",
-        "|---|---|---|---|---|",
+        *ratios_head("ratio"),
         verdict(build_ratio("whole decompositions / Resize LoRA, sv_fro", [result["whole"] / fro], least=10), False),
         verdict(build_ratio("whole decompositions / Extract LoRA", [result["whole"] / result["extracted"]]), False),
     ]

@@ -358,6 +358,13 @@ def test_rungs_go_from_fast_to_small_and_leave_what_is_fixed():
     fixed = rungs(MemoryConfig(checkpointing="2", offload_activations="off"), gpu)
     assert {(rung.checkpointing, rung.offload_activations) for rung in fixed} == {("2", "off")}
     assert [rung.offload_weights for rung in fixed] == ["none", "half", "all"]
+    kept = rungs(MemoryConfig(checkpointing="2"), gpu)  # all that blocks keep would move: weights move first
+    assert [(rung.offload_weights, rung.offload_activations) for rung in kept] == [
+        ("none", "off"),
+        ("half", "off"),
+        ("all", "off"),
+        ("all", "on"),
+    ]
     assert len(rungs(MemoryConfig(), CPU)) == len(LEVELS)
 
 

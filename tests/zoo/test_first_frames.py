@@ -48,7 +48,7 @@ def test_a_first_frame_is_seen_as_by_comfyuis_node(row, monkeypatch):
     calls = recorded(live.model, monkeypatch)
     shape = base.latents.channels, *base.latents.axes((SIDE, SIDE, FRAMES))
     shown = pixels(1, SIDE)[..., :SIDE]
-    reference = base.controls.encode(base.autoencoder.module, shown, begins=FRAMES)
+    reference = base.controls.encode(base.autoencoder.module, shown, length=FRAMES)
     assert reference.shape == (1, *shape)
     with torch.no_grad():
         whole = [Framing.whole((SIDE, SIDE, FRAMES))]

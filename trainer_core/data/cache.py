@@ -96,9 +96,12 @@ def painted_key(
     )
 
 
-def reference_key(*, picture_digest: str, crop: Crop, background: str, vae_id: str, begins: int = 0) -> str:
-    """Compute the key of a control picture's latents, in the autoencoder's scale; begins: frames after it and it."""
-    of_clip = {"begins": begins} if begins else {}
+def reference_key(*, picture_digest: str, crop: Crop, background: str, vae_id: str, length: int = 0) -> str:
+    """Compute the key of a control picture's latents, in the autoencoder's scale.
+
+    length: frames of the clip that it begins; 0: it lies beside a picture.
+    """
+    of_clip = {"length": length} if length else {}
     return _key(kind="reference", picture=picture_digest, crop=_cut(crop), background=background, vae=vae_id, **of_clip)
 
 

@@ -35,7 +35,7 @@ class Reference:
     control: Control
     background: str  # colour behind transparent pictures
     crop: Crop
-    begins: int = 0  # frames of the clip whose first one it is; 0: it lies beside a picture
+    length: int = 0  # frames of the clip that it begins; 0: it lies beside a picture
 
 
 References = tuple[Reference, ...]  # of one sample, in the order in which the model sees them

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO
 
+from ..common.cancel import look
+
 MOST_SAMPLES = 8_000_000  # of all tracks, again for each cut: hours of sound in packets, with twenty cuts
 MOST_SAMPLES_IN_CHUNKS = 2**31  # of sound without packets, likewise: twelve hours
 MOST_BOXES = 200_000  # a fragment has a handful
@@ -40,6 +42,7 @@ def holds_too_much(file: IO[bytes]) -> bool:
     found = _Counted()
     size = file.seek(0, 2)
     for boxes, (kind, start, end) in enumerate(_boxes(file, 0, size)):
+        look()
         if boxes > MOST_BOXES:
             return True
         _count(file, kind, start, end, found)
@@ -91,6 +94,7 @@ def _count(file: IO[bytes], kind: bytes, start: int, end: int, found: _Counted) 
     elif kind == b"stsc":
         file.seek(start + 8)
         for first in range(start + 8, end - 11, 12 * 4096):
+            look()
             file.seek(first)
             block = file.read(min(12 * 4096, end - first))
             chunks = struct.iter_unpack(">III", block[: len(block) // 12 * 12])

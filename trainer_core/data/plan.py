@@ -313,7 +313,7 @@ class Plan:
     def beside(self, picture: int, crop: Crop) -> list[tuple[Control, Crop]]:
         """List the files beside a crop of a picture, and how each is cut: control pictures, the other of its pair."""
         other = self.manifest.pictures[picture].other_end
-        references = [(each.control, each.crop) for each in self.references(picture, crop) if not each.begins]
+        references = [(each.control, each.crop) for each in self.references(picture, crop) if not each.length]
         return [*references, *([(other, crop)] if other else [])]
 
     def has_mask(self, picture: int) -> bool:
@@ -347,7 +347,7 @@ class Plan:
             return ()
         control = Control(path=file.path, name=file.name, digest=file.digest, width=file.width, height=file.height)
         first, background = replace(crop, frames=crop.frames[:1]), self.concepts[picture].background
-        return (Reference(control=control, background=background, crop=first, begins=len(crop.frames)),)
+        return (Reference(control=control, background=background, crop=first, length=len(crop.frames)),)
 
     def all_references(self) -> set[Reference]:
         """List every control picture of the run, in each way in which it is cut."""

@@ -26,6 +26,8 @@ RUNGS = (
     ("full", "half", "on"),
     ("full", "all", "on"),
 )
+# Where somebody wants less to be recomputed, all that blocks keep would move: weights move first.
+WEIGHTS_FIRST = (("full", "none", "off"), ("full", "half", "off"), ("full", "all", "off"), ("full", "all", "on"))
 
 
 def rungs(config: MemoryConfig, device: torch.device, *, parts: bool = True) -> list[MemoryConfig]:
@@ -35,7 +37,7 @@ def rungs(config: MemoryConfig, device: torch.device, *, parts: bool = True) -> 
     """
     fields = ("checkpointing", "offload_weights", "offload_activations")
     found: list[MemoryConfig] = []
-    for rung in RUNGS:
+    for rung in RUNGS if config.checkpointing in ("auto", "full") else WEIGHTS_FIRST:
         if rung[0] == PARTS and config.checkpointing == "auto" and (config.compile or not parts):
             continue
         settings = dict(zip(fields, rung, strict=True))

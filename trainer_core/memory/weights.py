@@ -250,7 +250,7 @@ def multiply_in(kind: str, layers: Iterable[nn.Module]) -> None:
 def rounded_bytes(layer: Any) -> int:
     """Count what a layer of another program would hold of its weight, rounded; 0 where that is in 8 bits already."""
     weight: Any = getattr(layer, "weight", None)
-    if isinstance(layer, _KeptLayer) or type(weight) not in (Tensor, nn.Parameter):
+    if isinstance(layer, _KeptLayer) or type(weight) not in (Tensor, nn.Parameter) or weight.element_size() == 1:
         return 0
     return weight.numel() + len(weight) * torch.float32.itemsize
 

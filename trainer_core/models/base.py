@@ -388,10 +388,10 @@ class ControlPictures(Protocol):
         """Tell whether one is the first frame of a clip."""
         ...
 
-    def encode(self, autoencoder: Any, pixels: Tensor, /, begins: int = 0) -> Tensor:
+    def encode(self, autoencoder: Any, pixels: Tensor, /, length: int = 0) -> Tensor:
         """Encode (1, 3, H, W) pixels of one in -1..1, (1, C, *axes), in the autoencoder's own scale.
 
-        begins: frames of the clip of which it is the first; 0: it lies beside a picture.
+        length: frames of the clip that it begins; 0: it lies beside a picture.
         """
         ...
 

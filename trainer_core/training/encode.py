@@ -229,7 +229,7 @@ def _encode_references(
             crop=each.crop,
             background=each.background,
             vae_id=base.autoencoder.identity,
-            begins=each.begins,
+            length=each.length,
         )
         for each in sorted(references, key=repr)
     }
@@ -241,7 +241,7 @@ def _encode_references(
             prepared = prepared_pixels(items, lambda file: decoded(*file), lambda file, of: frames(*file, of))
             for done, (each, (_, pixels)) in enumerate(zip(missing, prepared, strict=True)):
                 work.callbacks.check()
-                encode_one = functools.partial(controls.encode, begins=each.begins)
+                encode_one = functools.partial(controls.encode, length=each.length)
                 reference, _ = with_room(encode_one, vae, device, pixels)
                 if not _finite(reference):
                     raise _not_finite(base, each.control)

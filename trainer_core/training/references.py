@@ -101,10 +101,10 @@ def sample_references(
         references = []
         for number, name in enumerate(picture.controls):
             control = _control(_find(name, [*folders[number:], *folders[:number]], access), index)
-            begins = picture.frames if picture.frames > 1 else 0
+            length = picture.frames if picture.frames > 1 else 0
             crop = whole_crop(control.size, picture.size, base.latents.step)
-            crop = fit(control.size, picture.size) if begins else crop
-            references.append(Reference(control=control, background="white", crop=crop, begins=begins))
+            crop = fit(control.size, picture.size) if length else crop
+            references.append(Reference(control=control, background="white", crop=crop, length=length))
         if references:
             found[picture] = tuple(references)
     return found

@@ -104,9 +104,9 @@ class ConnectedControls:
     def __init__(self, model: Any, most: int, least: int = 0, *, begins: bool = False) -> None:
         self._model, self.most, self.least, self.begins = model, most, least, begins
 
-    def encode(self, held: Any, pixels: Tensor, begins: int = 0) -> Tensor:
+    def encode(self, held: Any, pixels: Tensor, length: int = 0) -> Tensor:
         """Encode (1, 3, H, W) pixels in -1..1 in the VAE's own scale, as VAE Encode does.
 
-        begins: frames of the clip of which they are the first, as the nodes of image to video encode it.
+        length: frames of the clip that they begin, as the nodes of image to video encode it.
         """
-        return begun(self._model, held.vae, pixels, begins) if begins else vae.encode_plain(held.vae, pixels)
+        return begun(self._model, held.vae, pixels, length) if length else vae.encode_plain(held.vae, pixels)

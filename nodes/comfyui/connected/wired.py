@@ -51,7 +51,7 @@ class Wired:
         )
         self.active: RawDenoiser | None = self.denoiser  # which predicts; the other one waits
         self.reserved = 0  # bytes of the device for a step
-        self.holds = 0  # those of them that are for rounded weights
+        self.holds = 0  # bytes of the device that rounded weights may take beside them
         self.left_out: frozenset[str] = frozenset()  # names of layers that cannot be trained
         self.drawn_as_trained = False  # whether only code for training calls all layers, so that samples need it
         self.units: list[Unit] | None = None  # blocks that can be recomputed; None before they were tried
