@@ -23,6 +23,7 @@ from ..config.forms.run import PARTS
 from ..config.rows import inputs_of
 from ..models import Chosen
 from .canvas import BY_NAME, GROUPS, chosen_inputs, links_of, prompt_of, subgraphs_of
+from .foreign.clips import HIGH
 from .foreign.loaders import loaders_of
 from .places import ASSETS, EXAMPLE, listed
 from .read import CONNECTED, read_workflow
@@ -222,6 +223,10 @@ def _add_loaders(canvas: _Canvas, config: RunConfig, models: Mapping[str, str], 
     number = canvas.add("AtelierConnectModel", given, {})
     for name, source in zip(("model", "clip", "vae"), sources, strict=True):
         canvas.link(source, number, name)
+    if HIGH in models:  # the other file of a model of two experts
+        loader = loaders_of({"diffusion_model": models[HIGH]}, family)[0]
+        high = canvas.put(loader.kind, loader.values, (), [(name, name) for name in loader.outputs], FILES)
+        canvas.link((high, 0), number, "model_high")
     return number
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lora_atelier.trainer_core.commands import main
 from lora_atelier.trainer_core.commands.convert import linked
-from lora_atelier.trainer_core.config import SchedulerConfig
+from lora_atelier.trainer_core.config import ClipConfig, SchedulerConfig
 from lora_atelier.trainer_core.workflow.connecting import connector
 from lora_atelier.trainer_core.workflow.foreign import (
     OBJECTS,
@@ -704,12 +704,82 @@ def test_a_table_of_all_pictures_is_read_and_ignored_beside_a_list_of_datasets(t
 
 
 def test_lists_and_videos_of_musubi_tuner_are_read(tmp_path):
-    text = "[[datasets]]\nimage_jsonl_file = '/d/list.jsonl'\n[[datasets]]\nvideo_directory = '/v'\n"
+    text = "[[datasets]]\nimage_jsonl_file = '/d/list.jsonl'\n[[datasets]]\nvideo_directory = '/v'\nsource_fps = 30.0\n"
+    text += "target_frames = [1, 25, 45]\nframe_extraction = 'uniform'\nframe_sample = 4\nframe_stride = 2\n"
     found = read_foreign(saved(tmp_path, "a.toml", text))
     first, second = read_open({**found.values, "base_model": {"path": "m"}}).dataset.concepts
     assert found.program == "musubi-tuner" and (first.folder, second.folder) == ("/d", "/v")
     assert (first.captions.source, first.captions.file) == ("table", "/d/list.jsonl")
-    assert any(line.startswith("/v holds videos") for line in found.open)
+    assert first.clips is None and second.clips == ClipConfig(frames=(25, 45), take="uniform", parts=4)
+    assert found.left == [] and any("here each clip gets the most of frames of Clips" in line for line in found.open)
+    plain = read_foreign(
+        saved(tmp_path, "b.toml", "[[datasets]]\nvideo_jsonl_file = '/v/l.jsonl'\ntarget_frames = [17]\n")
+    )
+    (concept,) = read_open({**plain.values, "base_model": {"path": "m"}}).dataset.concepts
+    assert concept.clips == ClipConfig(frames=(17,), rate=0) and plain.open == []
+
+
+def clips_of(found):
+    return [each.clips for each in read_open({**found.values, "base_model": {"path": "m"}}).dataset.concepts]
+
+
+def test_clips_of_other_programs_are_read(tmp_path):
+    datasets = (
+        "[{folder_path: /d, num_frames: 41}, {folder_path: /e, num_frames: 9, fps: 12, shrink_video_to_frames: no}"
+    )
+    datasets += ", {folder_path: /f, auto_frame_count: yes, fps: 16}, {folder_path: /g, num_frames: 1}]"
+    job = "config: {name: a, process: [{type: sd_trainer, network: {type: lora, linear: 4}, train: {steps: 9"
+    job += ", switch_boundary_every: 10}, model: {name_or_path: w, arch: 'wan22_14b:t2v'}, datasets: " + datasets
+    found = read_foreign(saved(tmp_path, "a.yaml", job + ", sample: {prompts: [a cat], num_frames: 41, fps: 16}}]}"))
+    assert clips_of(found) == [
+        ClipConfig(frames=(41,)),
+        ClipConfig(frames=(9,), rate=12, take="chunk"),
+        ClipConfig(take="full", rate=16, most_frames=1025),
+        None,
+    ]
+    assert found.left == [] and found.values["sample"]["frames"] == 41
+    assert sum("spreads num_frames over each whole video" in each for each in found.open) == 1
+
+    saved(
+        tmp_path,
+        "dataset.toml",
+        'frame_buckets = [1, 33, 65]\n[[directory]]\npath = "/d"\n[[directory]]\npath = "/e"\nframe_buckets = [1]\n',
+    )
+    found = read_foreign(saved(tmp_path, "pipe.toml", "video_clip_mode = 'single_middle'\n" + PIPE))
+    assert clips_of(found) == [ClipConfig(frames=(33, 65)), None]
+    assert "video_clip_mode = 'single_middle'" in found.left
+
+    video = [{"id": "v", "dataset_type": "video", "instance_data_dir": "/d", "video": {"num_frames": 49}}]
+    saved(tmp_path, "backends.json", json.dumps(video))
+    found = read_foreign(saved(tmp_path, "b.json", json.dumps({**TUNER, "--model_family": "ltxvideo"})))
+    assert clips_of(found) == [ClipConfig(frames=(49,), rate=0)]
+
+    values = {"model_type": "HUNYUAN_VIDEO", "training_method": "LORA", "frames": "33", "concepts": [{"path": "/d"}]}
+    assert clips_of(read_onetrainer(values, tmp_path)) == [ClipConfig(frames=(33,))]
+    assert clips_of(read_onetrainer({**values, "model_type": "FLUX_DEV_1"}, tmp_path)) == [None]
+
+
+def test_two_experts_of_other_programs_are_linked(tmp_path):
+    line = "python wan_train_network.py --dit /m/low.safetensors --dit_high_noise /m/high.safetensors"
+    both = saved(tmp_path, "a.sh", f"{line} --timestep_boundary 900 --dataset_config d.toml\n")
+    assert read_foreign(both).models["diffusion_model_high"] == "/m/high.safetensors"
+    workflow = bring(both).workflow
+    nodes = {each["id"]: each for each in workflow["nodes"]}
+    (connect,) = (each for each in nodes.values() if each["type"] == "AtelierConnectModel")
+    ends = {each[0]: nodes[each[1]] for each in workflow["links"]}
+    slots = {each["name"]: ends[each["link"]]["widgets_values"][0] for each in connect["inputs"] if each["link"]}
+    assert (slots["model"], slots["model_high"]) == ("low.safetensors", "high.safetensors")
+    run = read_workflow(workflow, Folders(), "", linked).config
+    assert run.base_model.connected.boundary == 0.9
+
+    job = "config: {name: a, process: [{type: sd_trainer, network: {linear: 4}, datasets: [{folder_path: /d}], train: "
+    job += (
+        "{switch_boundary_every: 10}, model: {name_or_path: w, arch: wan22_14b, model_kwargs: {train_low_noise: %s}}}]}"
+    )
+    for low, settings in (("true", {"switch_every": 10}), ("false", {"noise_range": "high"})):
+        found = read_foreign(saved(tmp_path, "a.yaml", job % low))
+        assert found.values["base_model"]["connected"] == settings and found.left == []
+        assert ("diffusion_model_high" in found.models) == (low == "true")
 
 
 GUI = {

@@ -14,6 +14,8 @@ from ...config import ELSEWHERE, OPTIMIZERS
 from ...config import setting as named
 from ...config.objective import MOST_NOISES
 from ...config.optimizer import RATES
+from ...config.prompt_lines import MOST_FRAMES
+from .clips import ai_toolkit_clips, put_experts
 from .imported import (
     Given,
     Imported,
@@ -71,9 +73,9 @@ WITHOUT_EFFECT = frozenset({
     "push_to_hub", "hf_private", "hf_repo_id", "sampler", "walk_seed", "quantize", "quantize_te", "qtype", "qtype_te",
     "low_vram", "arch", "is_xl", "is_v2", "dtype", "force_first_sample", "unload_text_encoder", "save_format",
     "attention_backend", "bypass_guidance_embedding", "trigger_word", "num_workers", "prefetch_factor", "buckets",
-    "bucket_tolerance", "num_frames", "fps", "compile", "layer_offloading", "neg", "prompts", "samples", "seed",
+    "bucket_tolerance", "compile", "layer_offloading", "neg", "prompts", "samples", "seed",
     "xformers", "sdp", "layer_offloading_transformer_percent", "layer_offloading_text_encoder_percent", "lokr_factor",
-    "lokr_full_rank", "old_lokr_format", "conv_alpha", "conv", "shrink_video_to_frames", "do_i2v", "guidance_scale",
+    "lokr_full_rank", "old_lokr_format", "conv_alpha", "conv", "do_i2v", "guidance_scale",
     "diff_output_preservation_class", "diff_output_preservation_multiplier", "lr_scheduler_params", "model_kwargs",
     "linear_timesteps", "linear_timesteps2", "target_noise_multiplier", "control_path", "free_u", "network_kwargs",
     "standardize_images", "is_reg", "cache_clip_vision_to_disk", "extras_name_or_path", "auto_memory", "num_repeats",
@@ -107,6 +109,7 @@ def read_ai_toolkit(values: Mapping[str, Any], folder: Path) -> Imported:
         )
     }
     _model(found, parts["model"])
+    _experts(found, parts["model"], parts["train"])
     if isinstance(job.get("network"), Mapping):
         _network(found, parts["network"])
     elif job.get("network") is None:  # the whole model
@@ -151,6 +154,21 @@ def _model(found: Imported, given: Given) -> None:
         put_beneath(found, str(given.take(name) or ""))
     if on(given.take("is_v_pred")):
         found.put("base_model.prediction", "v_prediction")
+
+
+def _experts(found: Imported, model: Given, train: Given) -> None:
+    """Read which experts of Wan 2.2 14B are trained; of both, they change after so many steps."""
+    turns = max(1, whole(number(found, train, "switch_boundary_every") or 1))
+    if not str(model.take("arch") or "").lower().startswith("wan22_14b"):
+        return
+    kwargs = table(model.take("model_kwargs"))
+    high, low = (on(kwargs.get(f"train_{each}_noise", True)) for each in ("high", "low"))
+    put_experts(found, high=high, low=low)
+    if high and low:
+        found.put("base_model.connected.switch_every", turns)
+        found.open.append(
+            say("Wan 2.2 has two files; choose that of low noise above, and that of high noise in the last loader.")
+        )
 
 
 def _network(found: Imported, given: Given) -> None:
@@ -365,6 +383,9 @@ def _save(found: Imported, given: Given, sample: Given) -> None:
     put_prompts(found, lines)
     for name, setting in (("width", "width"), ("height", "height"), ("sample_steps", "steps"), ("seed", "seed")):
         take(found, sample, name, f"sample.{setting}", whole)
+    if (frames := whole(number(found, sample, "num_frames") or 1)) > 1 and found.family:
+        found.put("sample.frames", min(MOST_FRAMES, frames))
+    sample.ignore(("num_frames", "fps"))  # clips have the rate of the model
     take(found, sample, "guidance_scale", "sample.cfg", real)
     if negative := sample.take("neg"):
         found.put("sample.negative", str(negative))
@@ -417,6 +438,9 @@ def _dataset(found: Imported, given: Given, folder: Path, trigger: str) -> None:
         concept["controls"] = {"folders": [str(each) for each in listing(controls)[:3]]}
     if (weight := real(given.take("loss_multiplier"))) != 1:
         concept["loss_weight"] = weight
+    if found.family and (clips := ai_toolkit_clips(found, given)):
+        concept["clips"] = clips
+    given.ignore(("num_frames", "fps", "shrink_video_to_frames", "auto_frame_count", "trim_auto_frame_count_tail"))
     found.concept(**concept)
     for key, value in given.unread():
         if key not in WITHOUT_EFFECT:

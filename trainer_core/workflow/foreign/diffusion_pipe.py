@@ -11,13 +11,14 @@ from typing import Any
 
 from ...common.wording import say
 from ..toml_text import read_toml
+from .clips import frames_of
 from .imported import Given, Imported, listing, number, on, put_number, real, table, tables, whole
 from .sd_scripts import put_beneath, put_optimizer, put_start, put_warmup
 from .texts import beside, placed
 
 PROGRAM = "diffusion-pipe"
 TOP = {"epochs": 1000, "micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0}
-TOP |= {"lr_scheduler": "constant", "warmup_steps": 0}
+TOP |= {"lr_scheduler": "constant", "warmup_steps": 0, "video_clip_mode": "single_beginning"}
 MODEL = {"dtype": "bfloat16", "timestep_sample_method": "logit_normal", "sigmoid_scale": 1.0}
 FAMILIES = {"sdxl": "", "wan": "wan", "wan_22": "wan", "hunyuan-video": "hunyuan_video", "ltx-video": "ltxv"} | {
     "qwen_image": "qwen_image", "lumina_2": "lumina2", "omnigen2": "omnigen2", "cosmos": "cosmos", "flux2": "flux2",
@@ -29,14 +30,14 @@ FILES = {  # of the model -> the role
     "text_encoder_path": "text_encoder_1", "t5_path": "text_encoder_1", "clip_path": "text_encoder_2",
     "diffusion_model": "diffusion_model", "vae": "vae", "text_encoder": "text_encoder_1",
 }  # fmt: skip
-OF_SHAPES = ("min_ar", "max_ar", "num_ar_buckets", "ar_buckets", "size_buckets", "frame_buckets")
+OF_SHAPES = ("min_ar", "max_ar", "num_ar_buckets", "ar_buckets", "size_buckets")
 COSINE_END = 1e-6  # the rate at which a cosine ends there
 OPTIMIZERS = {"adamw_optimi": "adamw", "adamw8bit": "adamw8bit", "adamw8bitkahan": "adamw8bit", "adamw": "adamw"}
 WITHOUT_EFFECT = frozenset({
     "output_dir", "dataset", "model", "adapter", "optimizer", "pipeline_stages", "eval_every_n_epochs", "eval_datasets",
     "eval_before_first_step", "eval_micro_batch_size_per_gpu", "eval_gradient_accumulation_steps", "monitoring",
     "checkpoint_every_n_minutes", "checkpoint_every_n_epochs", "activation_checkpointing", "partition_method",
-    "save_dtype", "caching_batch_size", "steps_per_print", "video_clip_mode", "blocks_to_swap",
+    "save_dtype", "caching_batch_size", "steps_per_print", "blocks_to_swap",
     "reentrant_activation_checkpointing",
     "image_micro_batch_size_per_gpu", "compile", "x_axis_examples", "map_num_proc", "disable_block_swap_for_eval",
     "transformer_dtype", "diffusion_model_dtype", "type", "dtype", "lr", "betas", "weight_decay", "eps",
@@ -204,4 +205,6 @@ def _concepts(found: Imported, values: Mapping[str, Any], folder: Path) -> None:
             concept["repeats"] = repeats
         if each.get("mask_path"):
             concept["masks"] = {"folder": str(each["mask_path"]), "missing": "ones", "unmasked_weight": 0.0}
+        if frames := frames_of(each.get("frame_buckets", values.get("frame_buckets"))):
+            concept["clips"] = {"frames": frames}  # each clip is trained with the most that it has, there too
         found.concept(**concept)

@@ -16,6 +16,7 @@ from ...common.wording import say
 from ...config import ELSEWHERE, OPTIMIZERS
 from ...config.optimizer import RATES
 from . import sd_scripts
+from .clips import frames_of
 from .imported import (
     TEXT_ENCODERS,
     Given,
@@ -614,6 +615,10 @@ def _concepts(
             _concept(found, each, folder, masks, dropout)
     if not found.values.get("dataset", {}).get("concepts"):
         found.concept(folder="")
+    frames = frames_of(given.take("frames"))
+    if found.family == "hunyuan_video" and frames:
+        for concept in found.values["dataset"]["concepts"]:
+            concept["clips"] = {"frames": frames}
 
 
 def _concept(

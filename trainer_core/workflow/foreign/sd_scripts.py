@@ -20,6 +20,7 @@ from ...config.prompt_lines import SAMPLERS
 from ...config.sample import OWN_SAMPLERS
 from ...data.captions import FIXED_SEPARATOR, SECONDARY_SEPARATOR
 from ..toml_text import read_toml
+from .clips import MUSUBI, musubi_clips, put_boundary, put_experts
 from .imported import (
     TEXT_ENCODERS,
     Convert,
@@ -419,6 +420,10 @@ def _model(found: Imported, given: Given, family: str, *, second: bool) -> None:
             if (value := given.take(name)) and role not in found.models:
                 found.models[role] = str(value)
         _levels(found, given)
+        if high := given.take("dit_high_noise"):
+            put_experts(found, high=True, low=True, path=str(high))
+        if boundary := given.take("timestep_boundary"):
+            put_boundary(found, boundary)
         given.ignore(
             (
                 "vae",
@@ -1148,8 +1153,8 @@ def put_concept(
         concept["controls"] = {"folders": [placed(folder, controls)]}
     place = str(given.take("image_dir") or "")
     if given.take("video_directory") or given.take("video_jsonl_file"):
-        told = say("{0} holds videos, and here pictures are trained; choose a folder of their frames.", place[:200])
-        found.open.append(told)
+        concept["clips"] = musubi_clips(found, values)
+        given.ignore(("source_fps", *MUSUBI))
     if place in (given.take("image_jsonl_file"), given.take("video_jsonl_file")):  # a table of the captions
         captions |= {"source": "table", "file": placed(folder, place)}
         place = re.sub(r"[^\\/]*$", "", place).rstrip("\\/") or "."

@@ -12,7 +12,8 @@ from typing import Any
 
 from ...common.json_files import parse_json
 from ...common.wording import say
-from .imported import Given, Imported, number, on, put_number, real, take, whole, without_counterpart
+from .clips import frames_of
+from .imported import Given, Imported, number, on, put_number, real, table, take, whole, without_counterpart
 from .sd_scripts import put_network, put_optimizer, put_warmup
 from .texts import beside, placed
 
@@ -277,6 +278,9 @@ def _concepts(found: Imported, given: Given, values: Any, folder: Path) -> None:
             concept["repeats"] = repeats + 1
         if on(each.get("is_regularisation_data")):
             concept["role"] = "regularisation"
+        if found.family and each.get("dataset_type") == "video":
+            frames = frames_of(table(each.get("video")).get("num_frames") or 125)
+            concept["clips"] = {"frames": frames or [1], "rate": 0.0}  # every frame is used there
         found.concept(**concept)
     if not found.values.get("dataset", {}).get("concepts"):
         if kind == "pixel":
