@@ -96,6 +96,10 @@ OF_VALUES = (
 )
 
 
+WORDS = """() => [...new Set(document.body.innerText.split("\\n"))].map(line => line.trim()).filter(Boolean).join("\\n")
+"""
+
+
 def pytest_itemcollected(item: pytest.Function) -> None:
     """Leave to --thorough what another frontend or renderer proves again."""
     chosen, names = item.callspec.params, {item.path.stem, item.originalname}
@@ -114,6 +118,17 @@ def pytest_report_header() -> str:
     """Name the frontends that the browser tests run on."""
     newest = [folder.name.removeprefix(f"{FRONTEND}-") for folder in fetched_frontends()[-1:]]
     return f"frontends: {version(FRONTEND)} as ComfyUI asks for, {''.join(newest) or 'to be fetched'} as the newest"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Say beside a failure what the page says, since another machine keeps no picture of it."""
+    report = yield
+    if report.failed and call.when == "call" and "editor" in item.funcargs:
+        page = item.funcargs["editor"].page
+        words = "the page is closed" if page.is_closed() else page.evaluate(WORDS)
+        report.sections.append(("what the page says", words))
+    return report
 
 
 @dataclass

@@ -18,6 +18,7 @@ from lora_atelier.dev import QUICKSTART, ROOT, comfyui_folder, find_chromium
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH, MARGIN, SCALE = 1800, 12, 2  # pixels of the picture; scale: of the page, so that texts stay sharp
+SHOWN = 2400  # pixels of the quickstart's width as it is kept
 SETTINGS = {
     "Comfy.Minimap.Visible": False,
     "Comfy.VueNodes.Enabled": True,
@@ -46,7 +47,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": WIDTH, "height": 1000}, device_scale_factor=SCALE)
         open_quickstart(page, server.url)
         run(page, ComfyClient(server.url))
-        take(page).save(IMAGES / "quickstart.jpg", quality=80, optimize=True, progressive=True)
+        shrunk(take(page)).save(IMAGES / "quickstart.jpg", quality=80, optimize=True, progressive=True)
         browser.close()
         pair = min((base / "output" / "atelier").glob("mossling*.png"))
         with Image.open(pair) as picture:
@@ -78,6 +79,11 @@ def run(page: Page, comfy: ComfyClient) -> None:
     (ended,) = comfy.get("/history").values()
     assert ended["status"]["status_str"] == "success", ended["status"]
     page.wait_for_timeout(5000)
+
+
+def shrunk(picture: Image.Image) -> Image.Image:
+    """Give a picture the width at which a page shows it on a screen of fine pixels."""
+    return picture.resize((SHOWN, round(picture.height * SHOWN / picture.width)), Image.Resampling.LANCZOS)
 
 
 def take(page: Page) -> Image.Image:
