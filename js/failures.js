@@ -22,6 +22,7 @@ let failed = {}, refused = {}; // of the open workflow, by the node's id in the 
 /** @type {string[]} */
 let early = []; // the Train LoRA that failed before their runs began
 let whole = false; // whether nothing of the prompt that was refused runs
+let heard = 0; // events of failures
 /** @type {(() => void)[]} */
 const listeners = []; // that draw nodes of their own
 
@@ -285,6 +286,7 @@ function draw() {
 /** @param {{ workflow: string, failed: Record<string, string>, early: string[] }} state */
 function take(state) {
   if (state.workflow !== app.graph?.id) return;
+  heard++;
   ({ failed, early } = state);
   draw();
 }
@@ -293,9 +295,12 @@ async function refresh() {
   const workflow = app.graph?.id;
   ({ said: refused, whole } = recall()[workflow ?? ""] ?? NOTHING);
   [failed, early] = [{}, []];
-  if (workflow && !nodes().next().done)
-    ({ failed = {}, early = [] } = await ask("/atelier/failed", { workflow }));
-  if (workflow === app.graph?.id) draw();
+  if (workflow && !nodes().next().done) {
+    const before = heard, answer = await ask("/atelier/failed", { workflow });
+    if (workflow !== app.graph?.id || before !== heard) return; // what an event said since is newer
+    ({ failed = {}, early = [] } = answer);
+  }
+  draw();
 }
 
 // What ComfyUI refused before it queued a prompt, in words: ours as they are, its own with the setting.

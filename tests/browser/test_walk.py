@@ -67,11 +67,19 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     name = f"walk {'vue' if editor.vue else 'litegraph'} {editor.version}"
     found: dict[str, list[str]] = {}
 
+    def looked() -> list[str]:
+        """Measure what stands there once all of it has come: pictures are fetched after the words."""
+        for _ in range(60):
+            editor.settle()
+            if not (now := faults(editor)):
+                return []
+            page.wait_for_timeout(500)
+        return now
+
     def seen(screen: str) -> None:
-        editor.settle()
-        editor.screenshot(f"walk-{screen}-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
-        if now := faults(editor):
+        if now := looked():
             found[screen] = now
+        editor.screenshot(f"walk-{screen}-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
 
     def run() -> None:
         page.get_by_role("button", name="Run", exact=True).first.click()
@@ -116,8 +124,7 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
         editor.run(VALUE, [setting, wrong])
         run()
         status.get_by_text(re.compile(words)).first.wait_for()
-        editor.settle()
-        if now := faults(editor):
+        if now := looked():
             found[f"{setting} {wrong}"] = now
         editor.run(VALUE, [setting, before])
     editor.run(VALUE, ["trigger_word", "mychar"])
