@@ -501,25 +501,35 @@ function* trains() {
   for (const found of nodes()) if (found.node.comfyClass === "AtelierTrain") yield found;
 }
 
+/** @type {WeakMap<GraphNode, number>} */
+const heard = new WeakMap(); // when an event last told of a Train LoRA
+
 // A run of another workflow, also of one with the same numbers, is not shown.
 /** @param {RunState} state */
 function follow(state) {
   if (!state.workflow || state.workflow !== root()?.id) return;
-  for (const found of trains()) if (found.id === state.node) show(found, state);
+  for (const found of trains())
+    if (found.id === state.node) {
+      heard.set(found.node, performance.now());
+      show(found, state);
+    }
 }
 
 // Ask what the open workflow's nodes show: after a reload, for a workflow that was opened, after the server came back.
-// turns: only whose turn is to come or has come, as a node may tell what no folder does.
-async function refresh(turns = false) {
-  const found = [...trains()], workflow = root()?.id;
+// turns: only whose turn is to come or has come, as a node may tell what no folder does. An answer is older than what an
+// event told meanwhile: it may call a run alive that has just failed. left: how often all is then asked again.
+async function refresh(turns = false, left = 5) {
+  const found = [...trains()], workflow = root()?.id, asked = performance.now();
   if (!found.length || !workflow) return;
   const answer = await ask("/atelier/shown", { workflow, nodes: found.map(({ id }) => id).slice(0, 100) });
   if (workflow !== root()?.id) return;
+  const isOlder = (/** @type {Found} */ { node }) => (heard.get(node) ?? -Infinity) >= asked;
+  if (!turns && left && [...trains()].some(isOlder)) setTimeout(() => refresh(turns, left - 1), SOON);
   const known = Object.entries(answer.shown ?? {}).sort(([, one], [, other]) => (one.alive ?? 0) - (other.alive ?? 0));
   for (const [id, state] of known)
     for (const each of trains()) {
       const { waits, works } = views.get(each.node) ?? {}, now = waits || state.alive || !turns;
-      if (each.id === id && (state.waiting ? !works : now)) show(each, state);
+      if (each.id === id && !isOlder(each) && (state.waiting ? !works : now)) show(each, state);
     }
   const waiting = () => [...trains()].filter(({ node }) => views.get(node)?.waits);
   if (!answer.error) for (const each of waiting()) if (!answer.shown[each.id]) show(each, {});
