@@ -129,8 +129,8 @@ class Graph:
         return node
 
     def note(self, at: tuple[int, int], size: tuple[int, int], words: str) -> None:
-        """Add a note."""
-        self.add(NOTE, at, size, heading="Read me", **{"0": words})
+        """Add a note, in letters as large as those on the pack's nodes: js/notes.js."""
+        self.add(NOTE, at, size, heading="Read me", **{"0": words}).properties["atelier_note"] = True
 
     def links(self) -> list[tuple[int, Node, int, Node, int, str]]:
         """Return the links: number, source, slot of its output, target, slot of its input, type."""
@@ -230,7 +230,7 @@ def of_stable_diffusion(
         models=[checkpoint] if checkpoint else [],
         checkpoint=checkpoint.name if checkpoint else TINY,
     )
-    data = graph.add("AtelierConceptDataset", (0, 424), (300, 290), **concept)
+    data = graph.add("AtelierConceptDataset", (0, 416), (300, 290), **concept)
     # The links from the base to Sample pass above Train LoRA, which stands lower for that.
     trained = graph.add(
         "AtelierTrain",
@@ -263,12 +263,12 @@ EXAMPLE = {"folder": "atelier:concept_example"}
 ON_TOY = {"width": 128, "height": 128, "steps": 20, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal"}
 MY = {"folder": "my_pictures", "trigger_word": "mychar"}
 PICTURES = (
-    "Put 15 to 40 varied pictures into *input/my_pictures*: different poses, clothes, light and places, no duplicates. "
-    "Describe each in a text file of the same name (*01.png*, *01.txt*): what may vary, not what makes the character."
+    "Put 15 to 40 varied pictures into *input/my_pictures*. Say what may vary in each in a text file of the same name "
+    "(*01.png*, *01.txt*)."
 )
 LATER = (
-    "What is left at 0 or *auto* suits the model. *Preset* of **Train LoRA** sets more for a character, a style or a "
-    "thing.\n\n*Dataset Preview* shows each picture as it is trained: link it to **Concept Dataset**."
+    "*Preset* of **Train LoRA** suits a character, a style or a thing. *Dataset Preview* shows each picture as it is "
+    "trained."
 )
 
 
@@ -282,8 +282,8 @@ def node_by_node(graph: Graph) -> dict[str, Any]:
         {"prompt": "a mossling on a blue background", "batch_size": 4, "seed": 5, **ON_TOY},
     )
     graph.note(
-        (1190, 390),
-        (330, 330),
+        (1190, 372),
+        (330, 448),
         "Press **Run**. In a minute or two a toy model learns a *mossling*, and draws it: without the LoRA at the "
         "left, with it at the right.\n\n**Your own pictures**\n\n1. Put 10 to 30 pictures into *input/my_pictures*, "
         "each with a text file of the same name that describes it.\n2. **Concept Dataset**: write *my_pictures* into "
@@ -291,7 +291,7 @@ def node_by_node(graph: Graph) -> dict[str, Any]:
         "**Train LoRA**: give it a *name*, 1000 *steps*, *batch_size* 1.\n5. **Sample**: empty *prompt*, *width* and "
         "*height* 0 draw what was trained.\n\nFor Flux, Z-Image, Qwen-Image and others take their own templates.",
     )
-    weighed = graph.add("AtelierObjective", (90, 812), (170, 30), collapsed=True, **SHARP)
+    weighed = graph.add("AtelierObjective", (90, 814), (170, 30), collapsed=True, **SHARP)
     trained.inputs = {**trained.inputs, "objective": (weighed, "OBJECTIVE")}
     return graph.workflow()
 
@@ -300,18 +300,16 @@ def stable_diffusion(graph: Graph, name: str, checkpoint: File, size: int, note:
     """Write the workflow of a kind of Stable Diffusion. size: the least side of good pictures, in pixels."""
     of_stable_diffusion(graph, checkpoint, MY, {"name": "my_character", "steps": 1500}, {})
     graph.note(
-        (1190, 390),
-        (330, 400),
+        (1190, 372),
+        (330, 448),
         f"**A character for {name}**\n\n1. **Load Base Model**: choose the checkpoint that you will draw with.\n2. "
-        f"{PICTURES} At least {size} pixels.\n3. **Concept Dataset**: *mychar* is the trigger word; write your "
-        f"own.\n4. Press **Run**.\n\n{LATER}\n\n{note}",
+        f"{PICTURES} At least {size} pixels.\n3. **Concept Dataset**: write your own trigger word.\n4. Press "
+        f"**Run**.\n\n{LATER}\n\n{note}",
     )
     return graph.workflow()
 
 
-def linked_model(
-    graph: Graph, name: str, model: File, texts: list[File], kind: str, vae: File, note: str
-) -> dict[str, Any]:
+def linked_model(graph: Graph, model: File, texts: list[File], kind: str, vae: File, note: str) -> dict[str, Any]:
     """Write the workflow of a model that ComfyUI's own loaders load. kind: `type` of the loader of text encoders."""
     loaded_vae = graph.add("VAELoader", (0, 0), (300, 58), models=[vae], **{"0": vae.name})
     loader = "DualCLIPLoader" if len(texts) > 1 else "CLIPLoader"
@@ -340,13 +338,13 @@ def linked_model(
         linked={"model": (trained, "MODEL"), "clip": (trained, "CLIP"), "vae": (loaded_vae, "VAE")},
     )
     graph.add(
-        "SaveImage", (1160, 615), (330, 235), linked={"images": (sample, "IMAGE")}, **{"0": "atelier/my_character"}
+        "SaveImage", (1160, 612), (330, 208), linked={"images": (sample, "IMAGE")}, **{"0": "atelier/my_character"}
     )
     graph.note(
-        (0, 480),
-        (300, 370),
-        f"**A character for {name}**\n\n1. Choose the files in the three loaders.\n2. {PICTURES}\n3. **Concept "
-        f"Dataset**: *mychar* is the trigger word; write your own.\n4. Press **Run**.\n\n{LATER}\n\n{note}",
+        (0, 452),
+        (300, 368),
+        f"1. Choose the files in the three loaders.\n2. {PICTURES}\n3. **Concept Dataset**: write your own trigger "
+        f"word.\n4. Press **Run**.\n\n{LATER}\n\n{note}",
     )
     return graph.workflow()
 
@@ -387,8 +385,8 @@ def adapter(graph: Graph, model: File, text: File, kind: str, vae: File) -> dict
     base = graph.add("AtelierConnectModel", (360, 0), (300, 200), linked=loaded, train_distilled=True)
     drawn = graph.add(
         "AtelierDrawnPictures",
-        (360, 344),
-        (300, 506),
+        (360, 326),
+        (300, 490),
         linked=loaded,
         **{"of": "prompts", "of.prompt": SUBJECTS},
         pictures=20,
@@ -403,7 +401,7 @@ def adapter(graph: Graph, model: File, text: File, kind: str, vae: File) -> dict
         steps=3000,
     )
     graph.note(
-        (0, 490),
+        (0, 460),
         (300, 360),
         "A **training adapter** lets a distilled model (Turbo, Lightning) learn and lose less of its few steps.\n\n1. "
         "Choose the files in the three loaders, and press **Run**. The model draws 480 pictures, and the adapter is "
@@ -412,8 +410,8 @@ def adapter(graph: Graph, model: File, text: File, kind: str, vae: File) -> dict
         "model without the adapter.",
     )
     graph.note(
-        (720, 650),
-        (380, 200),
+        (720, 634),
+        (380, 196),
         "**Have you the model that it was distilled from?** Train on that. Or let **Extract LoRA** make the adapter: "
         "that model as the tuned one, the distilled one as the base.\n\nOn a tiny model, training alone undid 59 % of "
         "the distillation. With an adapter of this template it undid 43 %, with an extracted one 17 %.",
@@ -424,8 +422,8 @@ def adapter(graph: Graph, model: File, text: File, kind: str, vae: File) -> dict
 def captioned(graph: Graph, text: File) -> dict[str, Any]:
     """Write the workflow that lets a vision model write a caption beside each picture of a folder."""
     data = graph.add("AtelierConceptDataset", (0, 0), (300, 290), folder="my_pictures")
-    clip = graph.add("CLIPLoader", (0, 400), (300, 130), models=[text], **{"0": text.name, "1": "stable_diffusion"})
-    asked = graph.add("AtelierCaptionInstruction", (0, 610), (300, 230))
+    clip = graph.add("CLIPLoader", (0, 412), (300, 130), models=[text], **{"0": text.name, "1": "stable_diffusion"})
+    asked = graph.add("AtelierCaptionInstruction", (0, 600), (300, 230))
     seen = graph.add("AtelierDatasetPictures", (360, 130), (270, 106), linked={"dataset": (data, "DATASET")})
     said = graph.add(
         "TextGenerate",
@@ -454,7 +452,7 @@ def captioned(graph: Graph, text: File) -> dict[str, Any]:
 def masked(graph: Graph, model: File) -> dict[str, Any]:
     """Write the workflow that lets a model write a mask beside each picture of a folder."""
     data = graph.add("AtelierConceptDataset", (0, 0), (300, 290), folder="my_pictures")
-    loaded = graph.add("CheckpointLoaderSimple", (0, 400), (300, 98), models=[model], **{"0": model.name})
+    loaded = graph.add("CheckpointLoaderSimple", (0, 412), (300, 98), models=[model], **{"0": model.name})
     seen = graph.add("AtelierDatasetPictures", (360, 130), (270, 106), linked={"dataset": (data, "DATASET")})
     what = graph.add("CLIPTextEncode", (360, 560), (270, 150), linked={"clip": (loaded, "CLIP")}, **{"0": "person"})
     found = graph.add(
@@ -484,9 +482,9 @@ def masked(graph: Graph, model: File) -> dict[str, Any]:
 def to_share(graph: Graph) -> dict[str, Any]:
     """Write the workflow that chooses among saves, makes the LoRA smaller and saves it to be shared."""
     base = graph.add("AtelierLoadBaseModel", (0, 0), (300, 358), checkpoint=TINY)
-    data = graph.add("AtelierConceptDataset", (0, 424), (300, 290), **EXAMPLE)
+    data = graph.add("AtelierConceptDataset", (0, 416), (300, 290), **EXAMPLE)
     saves = graph.add(
-        "AtelierSaves", (190, 812), (300, 30), collapsed=True, save_every=100, save_unit="steps", keep_last=4
+        "AtelierSaves", (190, 814), (300, 30), collapsed=True, save_every=100, save_unit="steps", keep_last=4
     )
     trained = graph.add(
         "AtelierTrain",
@@ -520,8 +518,8 @@ def to_share(graph: Graph) -> dict[str, Any]:
     smaller = graph.add("AtelierResizeLora", (1230, 0), (320, 200), linked={"lora": (compared, "LORA")}, mode="sv_fro")
     graph.add(
         "AtelierSaveLoraFile",
-        (1230, 270),
-        (320, 300),
+        (1230, 250),
+        (320, 260),
         linked={"lora": (smaller, "LORA")},
         file_name="shared/mossling",
         title="Mossling",
@@ -529,8 +527,8 @@ def to_share(graph: Graph) -> dict[str, Any]:
         description="A small mossy creature, trained with LoRA Atelier.",
     )
     graph.note(
-        (1230, 640),
-        (320, 200),
+        (1230, 552),
+        (320, 240),
         "Press **Run**: it trains and keeps four saves, **compares** them at two strengths, makes the chosen LoRA "
         "**smaller** and **saves** it in *models/loras/shared*.\n\n*choose* of **Compare LoRAs** is the column that "
         "goes on; 0 takes the last save.\n\nFor a run of yours set *of* to *saves of a run*, and remove **Train "
@@ -748,7 +746,6 @@ WORKFLOWS: dict[str, Callable[[Graph], dict[str, Any]]] = {
     ),
     "workflows/5 Z-Image": lambda graph: linked_model(
         graph,
-        "Z-Image",
         File("z_image_bf16.safetensors", "diffusion_models", f"{COMFY}/z_image/{SPLIT}/diffusion_models"),
         [File("qwen_3_4b.safetensors", "text_encoders", f"{COMFY}/z_image_turbo/{SPLIT}/text_encoders")],
         "lumina2",
@@ -757,7 +754,6 @@ WORKFLOWS: dict[str, Callable[[Graph], dict[str, Any]]] = {
     ),
     "workflows/6 FLUX.1 dev": lambda graph: linked_model(
         graph,
-        "FLUX.1 dev",
         File("flux1-dev.safetensors", "diffusion_models", f"{COMFY}/flux1-dev/resolve/main"),
         [
             File("clip_l.safetensors", "text_encoders", ENCODERS),
@@ -769,7 +765,6 @@ WORKFLOWS: dict[str, Callable[[Graph], dict[str, Any]]] = {
     ),
     "workflows/7 Qwen-Image": lambda graph: linked_model(
         graph,
-        "Qwen-Image",
         File("qwen_image_fp8_e4m3fn.safetensors", "diffusion_models", f"{QWEN}/diffusion_models"),
         [File("qwen_2.5_vl_7b_fp8_scaled.safetensors", "text_encoders", f"{QWEN}/text_encoders")],
         "qwen_image",

@@ -1,6 +1,6 @@
 import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
-import { ask, isLinked, make, takePlace } from "./parts.js";
+import { FONT, ON_NODE, ask, isLinked, make, takePlace } from "./parts.js";
 import { deciding, parse, write } from "./rules.js";
 import { t, told } from "./words.js";
 
@@ -22,11 +22,11 @@ const TALLEST = 360, EDGE = 4, MARGIN = 10;
 const INTERVAL = 250; // milliseconds
 const STORED = "atelier.blocks", MOST_STORED = 30; // what runs told, for the page after a reload
 const BOX = "position:relative;overflow:auto;box-sizing:border-box;width:100%;height:100%;border-radius:4px;" +
-  "outline:none;color:var(--input-text);font:12px/16px sans-serif;background:var(--comfy-input-bg) padding-box;" +
+  `outline:none;color:var(--input-text);${ON_NODE};${FONT};background:var(--comfy-input-bg) padding-box;` +
   `border-bottom:${EDGE}px solid transparent`;
 // Out of the flow: what is in the box gives no node its height.
 const INNER = "position:absolute;left:0;top:0;width:100%;padding:6px 8px;box-sizing:border-box";
-const ROW = "display:flex;align-items:center;gap:5px;height:18px;min-width:0";
+const ROW = "display:flex;align-items:center;gap:5px;height:20px;min-width:0";
 const DIM = 0.7; // opacity of what is as usual
 // The editor undoes nothing while an input has the focus, as a text has its own way back; a slider has none.
 /** @type {Record<string, (shift: boolean) => string>} */
@@ -192,9 +192,9 @@ class Sliders {
       if (list) {
         group.setAttribute("role", "group");
         group.setAttribute("aria-label", list);
-        group.append(make("div", `opacity:${DIM};line-height:15px`, list));
+        group.append(make("div", `opacity:${DIM}`, list));
       }
-      lines.append(...rows.map(([block, label]) => this.#row(block, label, list ? "20px" : "auto")));
+      lines.append(...rows.map(([block, label]) => this.#row(block, label, list ? "28px" : "auto")));
       group.append(lines);
       return group;
     }));
@@ -208,7 +208,7 @@ class Sliders {
     slider.setAttribute("aria-label", t("Factor of {0}", block));
     slider.dataset.block = block;
     line.title = t("Factor of {0}; double-click for 1", block);
-    const number = make("span", "flex:0 0 25px;text-align:right;font-variant-numeric:tabular-nums");
+    const number = make("span", "flex:0 0 36px;text-align:right;font-variant-numeric:tabular-nums");
     const name = make("span", `flex:0 0 ${width};overflow:hidden;text-overflow:ellipsis;white-space:nowrap`, label);
     line.append(name, slider, number);
     this.#listen(slider, block);

@@ -1,7 +1,8 @@
 import { app } from "../../scripts/app.js";
 import { openDataset } from "./dataset_page.js";
 import { pick, takeIn } from "./intake.js";
-import { RED, ask, isLinked, make, makeButton, onceRead, takePlace, toast, withoutHoles } from "./parts.js";
+import { FONT, ON_NODE, RED, ask, isLinked, make, makeButton, onceRead, takePlace, toast,
+  withoutHoles } from "./parts.js";
 import { closePopup, openPopup, placePopup } from "./popup.js";
 import { t, told } from "./words.js";
 
@@ -10,7 +11,7 @@ import { t, told } from "./words.js";
 
 const INTERVAL = 300; // milliseconds between two looks at whether something was changed
 const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
-const HEIGHT = 48; // pixels: three lines. A height that follows the text would be a step of its own to undo
+const HEIGHT = 66; // pixels: buttons and two lines. A height that follows the text would be a step of its own to undo
 const SETTINGS = ["caption_settings", "picture_settings"]; // inputs whose nodes decide what is counted
 /** @type {WeakMap<GraphNode, Look>} */
 const looks = new WeakMap();
@@ -21,7 +22,7 @@ class Look {
   #waiting = ""; // what will be asked, if it stays so until the next look
   #said = make("span", "user-select:text");
   box = make("div", "overflow:auto;overflow-wrap:anywhere;width:100%;height:100%;box-sizing:border-box;" +
-    `min-height:${HEIGHT}px;max-height:${HEIGHT}px;font:12px/16px sans-serif;color:var(--input-text)`);
+    `min-height:${HEIGHT}px;max-height:${HEIGHT}px;${ON_NODE};${FONT};color:var(--input-text)`);
   #choose = makeButton(t("Choose…"), t("List the folders of ComfyUI's input and datasets."), () => this.#offer());
 
   #open = makeButton(t("Open…"), t("Look at the pictures as they are trained, and write their captions."), () =>
@@ -33,9 +34,10 @@ class Look {
     this.box.className = "atelier-look";
     this.#said.setAttribute("role", "status");
     this.#said.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
-    for (const button of [this.#choose, this.#open])
-      button.style.cssText += ";float:right;margin:0 0 2px 6px"; // a long sentence runs on beneath them
-    this.box.append(this.#choose, this.#open, this.#said);
+    const row = make("div", "display:flex;gap:4px");
+    for (const button of [this.#choose, this.#open]) button.style.flex = "1";
+    row.append(this.#choose, this.#open);
+    this.box.append(row, this.#said);
     onceRead(() => this.#addWidget());
   }
 

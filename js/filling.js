@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { ask, isLinked, link, make, makeButton, nodeOf, nodes, toast } from "./parts.js";
+import { FONT, ask, isLinked, link, make, makeButton, nodeOf, nodes, toast } from "./parts.js";
 import { closePopup, makeChoice, makeChooser, openPopup, placePopup } from "./popup.js";
 import { t, told } from "./words.js";
 
@@ -38,7 +38,7 @@ export class Filling {
   /** @type {Change[]} */
   #changes = [];
   #busy = false;
-  box = make("div", "font:12px/16px sans-serif;display:none;user-select:text;overflow-wrap:anywhere");
+  box = make("div", `${FONT};display:none;user-select:text;overflow-wrap:anywhere`);
   guess = makeButton(t("Guess settings"), GUESS, () => this.#takeGuess());
   preset = makeButton(t("Preset…"), PRESET, () => this.#offer());
 

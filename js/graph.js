@@ -1,4 +1,4 @@
-import { make, makeButton } from "./parts.js";
+import { FONT, make, makeButton } from "./parts.js";
 import { t } from "./words.js";
 
 // A graph of one run, or of several over each other: loss, validation, learning rates, concepts and saves.
@@ -15,6 +15,7 @@ import { t } from "./words.js";
  * @typedef {object} Frame
  * @property {CanvasRenderingContext2D} pen
  * @property {Range} steps
+ * @property {number} left where the steps begin
  * @property {number} width
  * @property {number} height
  * @property {(step: number) => number} x
@@ -44,7 +45,8 @@ import { t } from "./words.js";
  * @property {boolean} [dots]
  */
 
-const HEIGHT = 190, LEFT = 46, RIGHT = 10, TOP = 10, BOTTOM = 20, AXIS = 46; // pixels; AXIS: width of one at the right
+const HEIGHT = 190, RIGHT = 10, TOP = 10; // pixels
+const AXIS = 3.8, BOTTOM = 1.7; // in heights of letters: the width of an axis, the height of that of the steps
 const SHARP = 2; // device pixels for each pixel: the editor enlarges its nodes
 const GROUND = "rgb(24,25,28)", GRID = "rgb(52,55,60)", DIM = "rgb(152,156,164)", BRIGHT = "rgb(232,233,236)";
 const LOSS = "rgb(255,176,66)", VALIDATION = "rgb(96,180,255)", RATE = "rgb(190,150,255)";
@@ -162,7 +164,7 @@ export class RunGraph {
   #drag = null; // [step where it began, step now]
   #frame = 0;
   #canvas = make("canvas", `width:100%;height:${HEIGHT}px;display:block;border-radius:4px;cursor:crosshair`);
-  #words = make("div", "font:12px sans-serif;min-height:28px;overflow-wrap:anywhere;line-height:14px");
+  #words = make("div", `${FONT};min-height:2lh;overflow-wrap:anywhere`);
   /** @type {Partial<Record<Switch, HTMLButtonElement>>} */
   #switches = {};
   #slider = make("input", "width:70px;min-width:30px;max-width:140px;flex:1;accent-color:var(--p-primary-color, #888)");
@@ -174,7 +176,7 @@ export class RunGraph {
   constructor(host) {
     this.#box.className = "atelier-graph";
     const picture = make("div", "position:relative");
-    this.#whole.style.cssText += ";position:absolute;right:8px;top:4px;padding:0 6px;font-size:12px;line-height:18px";
+    this.#whole.style.cssText += ";position:absolute;right:8px;top:4px;padding:0 6px";
     picture.append(this.#canvas, this.#whole);
     this.#box.append(this.#tools(), picture, this.#words);
     this.#canvas.addEventListener("pointerdown", (event) => this.#press(event));
@@ -221,12 +223,12 @@ export class RunGraph {
     this.#slider.setAttribute("aria-label", t("Smoothing"));
     this.#slider.addEventListener("pointerdown", (event) => event.stopPropagation());
     this.#slider.addEventListener("input", () => this.#set("smoothing", Number(this.#slider.value)));
-    const label = make("span", "font:12px sans-serif", t("smooth"));
+    const label = make("span", FONT, t("smooth"));
     bar.append(label, this.#slider);
     for (const name of NAMES) {
       const [words, help] = SWITCHES[name];
       const button = makeButton(words, help, () => this.#set(name, !this.#settings[name]));
-      button.style.cssText += ";padding:0 6px;font-size:12px;line-height:18px";
+      button.style.cssText += ";padding:0 6px";
       this.#switches[name] = button;
       bar.append(button);
     }
@@ -281,8 +283,9 @@ export class RunGraph {
   #stepAt(event) {
     const box = this.#canvas.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * this.#canvas.clientWidth; // the editor may enlarge it
-    const [first, last] = this.#steps(), width = this.#canvas.clientWidth - LEFT - this.#right();
-    return first + Math.min(1, Math.max(0, (x - LEFT) / width)) * (last - first);
+    const [first, last] = this.#steps(), left = this.#axis();
+    const width = this.#canvas.clientWidth - left - this.#right();
+    return first + Math.min(1, Math.max(0, (x - left) / width)) * (last - first);
   }
 
   // --- the picture ---------------------------------------------------------------------------------------
@@ -302,8 +305,17 @@ export class RunGraph {
     return this.#settings[name] && this.#has(name);
   }
 
+  // The height of its letters, in pixels: they are larger on a node.
+  #letters() {
+    return Number.parseFloat(getComputedStyle(this.#words).fontSize);
+  }
+
+  #axis() {
+    return AXIS * this.#letters();
+  }
+
   #right() {
-    return RIGHT + AXIS * (Number(this.#shows("validation")) + Number(this.#shows("rate")));
+    return RIGHT + this.#axis() * (Number(this.#shows("validation")) + Number(this.#shows("rate")));
   }
 
   /** @returns {Range} */
@@ -333,7 +345,7 @@ export class RunGraph {
     this.#grid(frame, curves.axes);
     frame.pen.save();
     frame.pen.beginPath();
-    frame.pen.rect(LEFT, TOP, frame.width, frame.height);
+    frame.pen.rect(frame.left, TOP, frame.width, frame.height);
     frame.pen.clip();
     if (this.#settings.raw) for (const run of this.#runs) this.#raw(frame, curves.axes.loss, run, this.#colour(run));
     for (const curve of curves.lines) this.#line(frame, curves.axes[curve.axis], curve);
@@ -358,10 +370,11 @@ export class RunGraph {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.fillStyle = GROUND;
     pen.fillRect(0, 0, wide, high);
-    const steps = this.#steps(), width = wide - LEFT - this.#right(), height = high - TOP - BOTTOM;
+    const steps = this.#steps(), left = this.#axis(), width = wide - left - this.#right();
+    const height = high - TOP - BOTTOM * this.#letters();
     /** @param {number} step */
-    const x = (step) => LEFT + ((step - steps[0]) / (steps[1] - steps[0])) * width;
-    return { pen, steps, width, height, x };
+    const x = (step) => left + ((step - steps[0]) / (steps[1] - steps[0])) * width;
+    return { pen, steps, left, width, height, x };
   }
 
   // The lines to draw, and the axis of each kind.
@@ -417,8 +430,8 @@ export class RunGraph {
 
   /** @param {Frame} frame @param {Axes} axes */
   #grid(frame, axes) {
-    const { pen } = frame, end = LEFT + frame.width;
-    pen.font = "12px sans-serif";
+    const { pen, left } = frame, end = left + frame.width, letters = this.#letters();
+    pen.font = `${letters}px sans-serif`;
     pen.textBaseline = "middle";
     pen.lineWidth = 1;
     pen.strokeStyle = GRID;
@@ -434,20 +447,20 @@ export class RunGraph {
     for (const value of ticks(...axes.loss.range, 5, axes.loss.log)) {
       const y = this.#y(frame, axes.loss, value);
       pen.beginPath();
-      pen.moveTo(LEFT, y);
+      pen.moveTo(left, y);
       pen.lineTo(end, y);
       pen.stroke();
-      label(short(value), LEFT - 5, y, DIM, "right");
+      label(short(value), left - 5, y, DIM, "right");
     }
     let x = end + 6;
     for (const [name, colour] of /** @type {const} */ ([["validation", VALIDATION], ["rate", RATE]])) {
       if (!this.#shows(name)) continue;
       for (const value of ticks(...axes[name].range, 4))
         label(short(value), x, this.#y(frame, axes[name], value), colour, "left");
-      x += AXIS;
+      x += this.#axis();
     }
     for (const step of ticks(...frame.steps, 5).filter(Number.isInteger))
-      label(String(step), frame.x(step), TOP + frame.height + 11, DIM, "center");
+      label(String(step), frame.x(step), TOP + frame.height + 0.9 * letters, DIM, "center");
   }
 
   /** @param {Frame} frame @param {Axis} axis @param {Drawn} run @param {string} colour */

@@ -1,4 +1,4 @@
-import { beneath, BOTTOM, element, grid, HEIGHT, HELD_OUT, label, LEFT, RIGHT, showPicture, SMOOTH, TOP,
+import { beneath, BOTTOM, element, grid, HEIGHT, HELD_OUT, label, LEFT, LETTERS, RIGHT, showPicture, SMOOTH, TOP,
   WIDTH } from "./picture.js";
 import { t, told } from "./words.js";
 
@@ -8,13 +8,14 @@ const DECIDE = /^(timestep_|min_timestep|max_timestep)/;
 
 /** @param {{shares: number[], levels: number, family?: string}} answer */
 function draw({ shares, levels, family }) {
-  const width = WIDTH - LEFT - RIGHT, height = HEIGHT - TOP - BOTTOM, wide = width / shares.length;
-  const top = Math.max(1, ...shares), y = (/** @type {number} */ share) => TOP + height * (1 - share / top);
+  const above = TOP + (family ? LETTERS : 0), height = HEIGHT - above - BOTTOM; // whose it is stands above it
+  const width = WIDTH - LEFT - RIGHT, wide = width / shares.length;
+  const top = Math.max(1, ...shares), y = (/** @type {number} */ share) => above + height * (1 - share / top);
   const parts = grid([0, 1, ...(top > 1.5 ? [top] : [])], y);
   parts.push(...shares.map((share, i) => element("rect", { x: (LEFT + wide * i).toFixed(2), y: y(share).toFixed(2),
     width: Math.max(wide - 1, 0.5).toFixed(2), height: (y(0) - y(share)).toFixed(2), fill: SMOOTH })));
   parts.push(...beneath([t("clean"), String(levels / 2), t("noise")]));
-  if (family) parts.push(label(WIDTH - RIGHT - 4, TOP + 9, "end", told(family), HELD_OUT));
+  if (family) parts.push(label(WIDTH - RIGHT, LETTERS, "end", told(family), HELD_OUT));
   return parts;
 }
 

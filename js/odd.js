@@ -1,5 +1,5 @@
 import { openDataset } from "./dataset_page.js";
-import { make, nodes, toast } from "./parts.js";
+import { FONT, make, nodes, toast } from "./parts.js";
 import { thumbnail } from "./thumbnails.js";
 import { t } from "./words.js";
 
@@ -33,7 +33,7 @@ export function oddPictures(odd) {
   for (const picture of odd) {
     const { name, folder, sha256 } = picture, button = make("button", "padding:2px;cursor:pointer;border-radius:4px;" +
       "border:1px solid var(--border-color);background:var(--comfy-input-bg)");
-    const image = make("img", `display:block;width:${SIDE}px;height:${SIDE}px;object-fit:contain;font:10px sans-serif;` +
+    const image = make("img", `display:block;width:${SIDE}px;height:${SIDE}px;object-fit:contain;${FONT};` +
       "color:var(--input-text)"), [node, other] = datasetsOf(folder);
     Object.assign(button, { type: "button", title: t("{0} stood out. Look at it, and write another caption.", name) });
     button.ariaLabel = button.title;

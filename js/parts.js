@@ -6,8 +6,12 @@ import { t, told } from "./words.js";
 
 export const RED = "var(--p-red-400, #f87171)"; // of what went wrong
 const LEAST = 240; // pixels
+// Letters on a node are 10 pixels high at 0.6, the scale at which templates open. Where a view on a node sets ON_NODE,
+// all within that takes FONT is as large; elsewhere, as in the sidebar, it is as small as what a page shows.
+export const ON_NODE = "--atelier-font:17px/20px sans-serif";
+export const FONT = "font:var(--atelier-font,12px/16px sans-serif)";
 const BUTTON = "padding:2px 10px;border-radius:4px;border:1px solid var(--border-color);" +
-  "background:var(--comfy-input-bg);color:var(--input-text);font:12px sans-serif;cursor:pointer;white-space:nowrap";
+  `background:var(--comfy-input-bg);color:var(--input-text);${FONT};cursor:pointer;white-space:nowrap`;
 
 // What can be asked of a run at work: word, name and help of each button.
 /** @type {[string, string, string][]} */

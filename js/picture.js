@@ -1,11 +1,12 @@
 import { app } from "../../scripts/app.js";
-import { ask, isLinked, onceRead, takePlace } from "./parts.js";
+import { FONT, ON_NODE, ask, isLinked, onceRead, takePlace } from "./parts.js";
 import { told } from "./words.js";
 
 // A picture on a node of what its widgets mean, in the colours of the loss plot. The server computes it, so that it
 // shows what a run does.
 
-export const WIDTH = 320, HEIGHT = 150, LEFT = 34, RIGHT = 12, TOP = 12, BOTTOM = 20;
+export const WIDTH = 320, HEIGHT = 170, LEFT = 50, RIGHT = 12, TOP = 14, BOTTOM = 30;
+export const LETTERS = 22; // units of the picture, which is fitted into its node: as high as others on the narrowest
 export const SMOOTH = "rgb(255,176,66)", HELD_OUT = "rgb(96,180,255)", RAW = "rgb(104,92,66)";
 const GROUND = "rgb(24,25,28)", GRID = "rgb(52,55,60)", BRIGHT = "rgb(232,233,236)", DIM = "rgb(152,156,164)";
 const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
@@ -21,7 +22,9 @@ export function element(kind, attributes, text) {
 
 /** @param {number} x @param {number} y @param {string} anchor @param {string} text @param {string} [fill] */
 export function label(x, y, anchor, text, fill = DIM) {
-  return element("text", { x, y, "text-anchor": anchor, "font-size": 10, "font-family": "sans-serif", fill }, text);
+  const halo = { stroke: GROUND, "stroke-width": 5, "paint-order": "stroke" }; // it may stand on a curve
+  return element("text", { x, y, "text-anchor": anchor, "font-size": LETTERS, "font-family": "sans-serif", fill,
+    ...halo }, text);
 }
 
 /** @param {number} value */
@@ -32,14 +35,14 @@ export const short = (value) => String(Number(value.toPrecision(2)));
 export function grid(values, y) {
   const ends = { x1: LEFT, x2: WIDTH - RIGHT, stroke: GRID };
   return values.flatMap((value) => [element("line", { ...ends, y1: y(value), y2: y(value) }),
-    label(LEFT - 5, y(value) + 3.5, "end", short(value))]);
+    label(LEFT - 5, y(value) + 0.35 * LETTERS, "end", short(value))]);
 }
 
 // Words beneath the picture: at its start, middle and end.
 /** @param {string[]} words */
 export function beneath(words) {
   return ["start", "middle", "end"].map((anchor, i) =>
-    label(LEFT + ((WIDTH - LEFT - RIGHT) * i) / 2, HEIGHT - 6, anchor, words[i]));
+    label(LEFT + ((WIDTH - LEFT - RIGHT) * i) / 2, HEIGHT - 8, anchor, words[i]));
 }
 
 /** @type {WeakMap<GraphNode, () => void>} */
@@ -74,7 +77,7 @@ function addPicture(node, { kind, address, more, draw, unknown }) {
     `min-height:${HEIGHT}px;display:flex;align-items:center;justify-content:center;box-sizing:border-box`;
   const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: "100%", height: "100%" });
   const words = document.createElement("div");
-  words.style.cssText = `color:${BRIGHT};font:12px sans-serif;padding:8px;overflow-wrap:anywhere`;
+  words.style.cssText = `${ON_NODE};${FONT};color:${BRIGHT};padding:8px;overflow-wrap:anywhere`;
   /** @param {string} sentence */
   const say = (sentence) => {
     words.textContent = sentence;

@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { make, makeButton, nodeOf, toast } from "./parts.js";
+import { ON_NODE, make, makeButton, nodeOf, toast } from "./parts.js";
 import { t } from "./words.js";
 
 // Buttons on Dataset Preview: one runs this node and what it needs, nothing else of the workflow. Others appear with
@@ -38,8 +38,8 @@ function offer(node, findings) {
   let box = boxes.get(node);
   if (!box) {
     if (!findings.length) return;
-    box = make("div", "overflow:auto;display:flex;flex-wrap:wrap;gap:4px;align-content:start;width:100%;" +
-      "height:100%");
+    box = make("div", `overflow:auto;display:flex;flex-wrap:wrap;gap:4px;align-content:start;width:100%;` +
+      `height:100%;${ON_NODE}`);
     box.className = "atelier-leave-out";
     const [getMinHeight, getMaxHeight] = [() => HEIGHT, () => HEIGHT];
     const options = { serialize: false, hideOnZoom: false, getMinHeight, getMaxHeight };

@@ -1,5 +1,5 @@
 import { imageOf, lengthOf, openLarge, wordsOf } from "./large.js";
-import { make, makeButton } from "./parts.js";
+import { FONT, make, makeButton } from "./parts.js";
 import { t } from "./words.js";
 
 // The pictures that a run drew, step by prompt: a strip on the node, and a large view; arrow keys lead through both.
@@ -68,7 +68,7 @@ export class SampleStrip {
     this.#host.replaceChildren(...this.#rows.map((row, i) => {
       const prompt = make("figure", "margin:0 0 4px"), line = make("div", "display:flex;gap:2px;overflow:auto hidden");
       line.append(...row.map((sample, j) => this.#thumb(sample, i, j)));
-      const words = make("figcaption", "font:12px/16px sans-serif;overflow-wrap:anywhere", this.#title(row));
+      const words = make("figcaption", `${FONT};overflow-wrap:anywhere`, this.#title(row));
       prompt.append(line, words);
       return prompt;
     }));
@@ -112,7 +112,7 @@ export class SampleStrip {
     button.style.cssText = `${style};cursor:zoom-in`;
     Object.assign(button.dataset, { row, column });
     const fitted = "width:100%;height:100%;object-fit:contain;border-radius:3px";
-    const ink = "position:absolute;left:2px;font:12px sans-serif;color:#fff;text-shadow:0 0 2px #000,0 0 3px #000;";
+    const ink = `position:absolute;left:2px;${FONT};color:#fff;text-shadow:0 0 2px #000,0 0 3px #000;`;
     button.append(imageOf(this.#run, sample.name, this.#words(sample), fitted, "webp;70"),
       make("span", `${ink}bottom:1px`, String(sample.step)));
     const length = lengthOf(sample.name);

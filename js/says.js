@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { make } from "./parts.js";
+import { FONT, ON_NODE, make } from "./parts.js";
 import { told } from "./words.js";
 
 // What a node said when it ran, as text on it. The editor shows pictures of an output, and no text. Train LoRA shows
@@ -16,7 +16,7 @@ function show(node, text) {
   let box = boxes.get(node);
   if (!box) {
     const most = LONG[node.comfyClass ?? ""] ?? MOST;
-    box = make("div", "overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;font:12px sans-serif;" +
+    box = make("div", `overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;${ON_NODE};${FONT};` +
       "padding:4px;border-radius:4px;background:var(--comfy-input-bg);color:var(--input-text);user-select:text;" +
       `cursor:text;box-sizing:border-box;width:100%;height:100%;min-height:${LEAST}px;max-height:${most}px`);
     box.className = "atelier-says";

@@ -4,7 +4,7 @@ import { compareSaves, drawWithIt } from "./after.js";
 import { RunGraph } from "./graph.js";
 import { LARGE, failedEarly, failureOf, failureOfRun, isForm, linked, onFailures } from "./failures.js";
 import { Filling } from "./filling.js";
-import { RED, WISHES, addressOf, ask, make, makeButton, makeMenu, nodes, onceRead, putFirst, takePlace, toast,
+import { FONT, ON_NODE, RED, WISHES, addressOf, ask, make, makeButton, makeMenu, nodes, onceRead, putFirst, takePlace, toast,
   widen } from "./parts.js";
 import { oddPictures } from "./odd.js";
 import { SampleStrip } from "./samples.js";
@@ -71,22 +71,22 @@ class View {
   #odd = ""; // pictures, as they are shown
   #parts = {
     status: make("div", `font:${LARGE};overflow-wrap:anywhere`),
-    details: make("div", "font:12px/15px sans-serif;opacity:0.75;overflow-wrap:anywhere"),
+    details: make("div", `${FONT};opacity:0.75;overflow-wrap:anywhere`),
     done: make("div", "height:100%;width:0;border-radius:2px;background:var(--p-primary-color, #5b9bd5)"),
     bar: make("div", "height:4px;border-radius:2px;background:var(--border-color);display:none"),
-    memory: make("div", "display:none;align-items:center;gap:8px;font:12px/15px sans-serif"),
+    memory: make("div", `display:none;align-items:center;gap:8px;${FONT}`),
     used: make("div", "height:100%;border-radius:2px"),
     room: make("span", "opacity:0.75"),
     buttons: make("div", "display:flex;flex-wrap:wrap;gap:4px;width:100%"),
-    command: make("div", "font:12px sans-serif;display:none;overflow-wrap:anywhere"),
+    command: make("div", `${FONT};display:none;overflow-wrap:anywhere`),
     graph: make("div", "display:none"),
     samples: make("div"),
-    odd: make("div", "font:12px sans-serif"),
-    notes: make("details", "font:12px sans-serif;display:none"),
+    odd: make("div", FONT),
+    notes: make("details", `${FONT};display:none`),
     text: make("div", "overflow:hidden auto;max-height:240px;user-select:text;cursor:text;padding:4px;border-radius:4px;" +
       "background:var(--comfy-input-bg);overflow-wrap:anywhere"),
   };
-  #outer = make("div", "width:100%;overflow:hidden;box-sizing:border-box");
+  #outer = make("div", `width:100%;overflow:hidden;box-sizing:border-box;${ON_NODE}`);
   #inner = make("div", "display:flex;flex-direction:column;gap:6px;width:100%;box-sizing:border-box;" +
     "color:var(--input-text)");
   /** @type {HTMLElement | null} */
@@ -254,8 +254,8 @@ class View {
       event.preventDefault(); // the summary stays as it is
       navigator.clipboard.writeText(this.#notes);
     });
-    copy.style.cssText += ";position:absolute;right:0;top:0;padding:0 8px;font-size:12px";
-    const summary = make("summary", "cursor:pointer;position:relative;line-height:20px", t("Notes of the run"));
+    copy.style.cssText += ";position:absolute;right:0;top:0;padding:0 8px";
+    const summary = make("summary", "cursor:pointer;position:relative;line-height:22px", t("Notes of the run"));
     summary.append(copy);
     notes.append(summary, text);
     notes.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
@@ -338,8 +338,8 @@ class View {
     place.style.display = sentence ? "" : "none";
     place.replaceChildren(sentence);
     if (!command) return;
-    const line = make("textarea", "display:block;width:100%;box-sizing:border-box;margin-top:4px;font:12px monospace;" +
-      "color:var(--input-text);background:var(--comfy-input-bg);border:1px solid var(--border-color)");
+    const line = make("textarea", `display:block;width:100%;box-sizing:border-box;margin-top:4px;${FONT};` +
+      "font-family:monospace;color:var(--input-text);background:var(--comfy-input-bg);border:1px solid var(--border-color)");
     Object.assign(line, { readOnly: true, rows: 5, value: command, ariaLabel: t("Command") });
     line.addEventListener("pointerdown", (event) => event.stopPropagation());
     line.addEventListener("keydown", (event) => event.stopPropagation());
@@ -392,7 +392,7 @@ class View {
     const file = detail?.published?.at(-1);
     const facts = alive ? this.#state.details ?? [] : file ? [t("File: {0}", file)] : [];
     details.textContent = facts.map(told).join(" · ");
-    details.style.minHeight = alive ? "28px" : ""; // two lines, so that what is beneath stays where it is
+    details.style.minHeight = alive ? "40px" : ""; // two lines, so that what is beneath stays where it is
     bar.style.display = alive && steps ? "" : "none";
     done.style.width = `${(100 * step) / Math.max(1, steps)}%`;
     memory.style.display = alive && taken?.words ? "flex" : "none";

@@ -35,6 +35,7 @@ interface GraphNode {
   showAdvanced?: boolean;
   constructor: { nodeData?: { display_name?: string } };
   size: [number, number];
+  properties?: Record<string, unknown>;
   inputs?: { name: string; type: string; link: number | null; widget?: { name: string } }[];
   outputs: { name: string; type: string }[];
   widgets: Widget[];

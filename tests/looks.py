@@ -3,6 +3,8 @@
 LEAST_LETTERS = 10  # pixels on the screen
 LEAST_CONTRAST = 4.5  # to 1
 MOST_EMPTY = 0.25  # of a node's height, in one piece
+# What the pack writes: on its nodes and pages, and in the notes of its templates, of which each renderer has its own.
+OURS = "[class*='atelier-'], [class*='atelier-'] *, [data-atelier-note] :is(.tiptap, .comfy-markdown-content) *"
 
 # Texts within the elements of a selector, with their height on the screen and their contrast with what is behind them.
 TEXTS = """selector => {
@@ -24,11 +26,12 @@ TEXTS = """selector => {
         const text = [...element.childNodes].filter(node => node.nodeType === 3).map(node => node.data.trim()).join("");
         const style = getComputedStyle(element), box = element.getBoundingClientRect();
         if (!text || !box.width || !element.checkVisibility() || element.closest("button:disabled, option")) continue;
-        const ground = behind(element), ink = light(over(parse(style.color), ground)), under = light(ground);
+        const ground = behind(element), drawn = element.getScreenCTM?.(); // in a picture
+        const ink = light(over(parse(drawn ? style.fill : style.color), ground)), under = light(ground);
         const contrast = (Math.max(ink, under) + 0.05) / (Math.min(ink, under) + 0.05);
         let wide = element; // offsetWidth is a whole number of pixels: a single letter's tells no scale
-        while (wide.offsetWidth < 100 && wide.parentElement) wide = wide.parentElement;
-        const scale = wide.offsetWidth ? wide.getBoundingClientRect().width / wide.offsetWidth : 1;
+        while (!(wide.offsetWidth >= 100) && wide.parentElement) wide = wide.parentElement;
+        const scale = drawn?.a ?? wide.getBoundingClientRect().width / wide.offsetWidth;
         found.push([text.slice(0, 40), parseFloat(style.fontSize) * scale, contrast]);
     }
     return found;
@@ -65,8 +68,9 @@ EMPTY = """vue => window.app.graph.nodes.filter(node => !node.flags.collapsed &&
         (node.comfyClass?.startsWith("Atelier") || node.subgraph)).map(node => {
     if (vue) {
         const outer = document.querySelector(`[data-node-id="${node.id}"]`), box = outer.getBoundingClientRect();
-        const inner = [...outer.querySelectorAll("*")].filter(each => each.checkVisibility() && !each.children.length &&
-            (each.textContent.trim() || /^(IMG|CANVAS|INPUT|TEXTAREA|BUTTON|svg)$/.test(each.tagName)));
+        const inner = [...outer.querySelectorAll("*")].filter(each => each.checkVisibility() &&
+            ((!each.children.length && each.textContent.trim()) ||
+                /^(IMG|CANVAS|INPUT|TEXTAREA|BUTTON|svg)$/.test(each.tagName)));
         const parts = inner.map(each => each.getBoundingClientRect()).sort((one, other) => one.top - other.top);
         let low = box.top, widest = 0; // between what stands above one another, as the editor puts some at the foot
         for (const { top, bottom } of parts) [widest, low] = [Math.max(widest, top - low), Math.max(low, bottom)];
@@ -78,6 +82,10 @@ EMPTY = """vue => window.app.graph.nodes.filter(node => !node.flags.collapsed &&
         ...widgets.map(each => each.y + (each.computedHeight ?? each.height ?? 20)));
     return [node.title, node.imgs?.length ? 0 : (node.size[1] - low) / node.size[1]];
 })"""
+# Notes whose end is seen only by who scrolls.
+CUT = """() => [...document.querySelectorAll("[data-atelier-note] :is(.tiptap, .comfy-markdown-content)")]
+    .filter(each => each.checkVisibility() && each.scrollHeight > each.clientHeight + 1)
+    .map(each => `cut: ${each.textContent.slice(0, 40)}`)"""
 SMALL = "() => 12 * window.app.canvas.ds.scale"  # pixels on the screen of the smallest letters that the canvas draws
 
 
@@ -94,7 +102,7 @@ def faults(editor) -> list[str]:
     """List what a person would dislike of the canvas as it is shown."""
     page = editor.page
     small = page.evaluate(SMALL)
-    found = faint(page, "[class*='atelier-'], [class*='atelier-'] *")
+    found = faint(page, OURS) + page.evaluate(CUT)
     found += [f"letters of the canvas: {small:.1f} px"] if small < LEAST_LETTERS else []
     found += page.evaluate(BEHIND) + page.evaluate(OVERLAPS)
     empty = page.evaluate(EMPTY, editor.vue)

@@ -6,6 +6,7 @@ import re
 import uuid
 
 import pytest
+from looks import LEAST_LETTERS, faint
 
 from comfy_client import ComfyClient
 from lora_atelier.dev import QUICKSTART, ROOT, TOUR
@@ -26,6 +27,9 @@ COLOURS = """() => {
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
     return new Set(new Uint32Array(data.buffer)).size;
 }"""
+# The letters of the graph's picture, in pixels at 100 %.
+PEN = """() => [...document.querySelectorAll(".atelier-graph canvas")].filter((each) => each.offsetHeight)
+    .map((each) => parseFloat(each.getContext("2d").font))"""
 ANY = "words => [...document.querySelectorAll('.atelier-status')].some(s => new RegExp(words).test(s.textContent))"
 COUNT = """() => {
     let count = 0;
@@ -264,12 +268,14 @@ def test_train_lora_offers_what_can_be_done_and_what_comes_next(editor, server) 
         page.locator(".atelier-menu").wait_for(state="hidden")
         editor.settle()
         editor.screenshot(f"idle-{renderer}-{editor.version}")
+        assert faint(page, ".atelier-train, .atelier-train *") == []  # at the scale at which templates open
 
     # At work: what cannot be done yet, or never in this run, says why.
     editor.run(f"async () => await window.app.queuePrompt(0, 1, ['{train}'])")
     wait(page, r"^step \d+ of 6$")
     sample = page.locator('.atelier-train [data-ask="sample"]')
     sample.and_(page.locator("[title*='set sample_prompts of Saves & Samples']")).wait_for()
+    assert faint(page, ".atelier-train, .atelier-train *") == []
     assert sample.is_disabled() and page.locator('.atelier-train [data-ask="save"]').is_enabled()
 
     # At the end.
@@ -279,6 +285,8 @@ def test_train_lora_offers_what_can_be_done_and_what_comes_next(editor, server) 
         page.wait_for_function(OFFERS, arg=AT_END)
         editor.settle()
         editor.screenshot(f"ended-{renderer}-{editor.version}")
+        assert faint(page, ".atelier-train, .atelier-train *") == []
+        assert [each * 0.6 >= LEAST_LETTERS for each in editor.run(PEN)] == [True]
         with page.expect_download() as loaded:
             page.get_by_role("button", name="Download").click()
         assert loaded.value.suggested_filename.endswith(".zip")
