@@ -93,6 +93,8 @@ class View {
   #concepts = {};
   /** @type {Done | null} */
   #last = null;
+  /** @type {Done | null} */
+  #next = null; // that was undone last
   #tag = ""; // that the shown ones have
   /** @type {Promise<unknown>} */
   #turn = Promise.resolve(); // one change after the other
@@ -104,7 +106,8 @@ class View {
   #view = make("dialog", `${BOX};margin:auto;width:96vw;height:95vh;max-width:none;max-height:none;overflow:hidden`);
   #title = make("span", "font:600 15px sans-serif;white-space:nowrap;overflow:hidden;text-overflow:ellipsis;max-width:40%");
   #status = make("span", "flex:1;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap");
-  #undo = makeButton(t("Undo"), "", () => this.#takeBack());
+  #undo = makeButton(t("Undo"), "", () => this.#turnTo("undo"));
+  #redo = makeButton(t("Redo"), "", () => this.#turnTo("redo"));
   #single = makeButton(t("Focus, mask…"), t("Set focus, mask, role and repeats of single pictures, or leave them out."),
     () => this.#openSingle());
   #search = make("input", `${FIELD};width:200px`);
@@ -139,7 +142,7 @@ class View {
     Object.assign(this.#search, { type: "search", placeholder: t("Text or name"), ariaLabel: t("Text or name") });
     this.#kind.ariaLabel = t("Which pictures are shown");
     const clear = makeButton(t("All"), t("Show all pictures again"), () => this.#reset());
-    head.append(this.#title, this.#status, this.#single, this.#undo, makeButton(t("Close"), "", () => this.#view.close()));
+    head.append(this.#title, this.#status, this.#single, this.#undo, this.#redo, makeButton(t("Close"), "", () => this.#view.close()));
     bar.append(this.#search, this.#kind, clear,
       makeButton(t("Select all"), t("All that are shown; also Ctrl+A"), () => this.#grid.all()), this.#count);
     this.#side.append(this.#one, this.#chips, this.#many);
@@ -166,9 +169,10 @@ class View {
     let answer = await this.#ask("open");
     while (this.#view.open && answer.error?.key === WAITING) answer = await this.#ask("open");
     if (answer.error) return this.#say(told(answer.error), RED);
-    /** @type {{ pictures: Shown[], concepts: Record<number, Concept>, remark: any, left_out: string[], last: Done }} */
-    const { pictures, concepts, remark, left_out: left, last } = answer;
-    [this.#pictures, this.#concepts, this.#last] = [pictures, concepts, last];
+    /** @type {{ pictures: Shown[], concepts: Record<number, Concept>, remark: any, left_out: string[], last: Done | null,
+     *   next: Done | null }} */
+    const { pictures, concepts, remark, left_out: left, last, next } = answer;
+    [this.#pictures, this.#concepts, this.#last, this.#next] = [pictures, concepts, last, next];
     const all = Object.values(concepts);
     this.#title.textContent = this.#title.title = all.map(({ name }) => name).join(", ");
     const notes = [remark && told(remark), ...new Set(all.map(({ elsewhere }) => elsewhere && told(elsewhere)))];
@@ -203,9 +207,10 @@ class View {
   /** @param {KeyboardEvent} event */
   #key(event) {
     const typing = /** @type {HTMLElement} */ (event.target).matches("input, textarea, select");
-    if (event.key.toLowerCase() === "z" && (event.ctrlKey || event.metaKey) && !typing) {
+    const pressed = event.key.toLowerCase();
+    if ((pressed === "z" || pressed === "y") && (event.ctrlKey || event.metaKey) && !typing) {
       event.preventDefault();
-      this.#takeBack();
+      this.#turnTo(pressed === "y" || event.shiftKey ? "redo" : "undo");
     }
     if (event.key === "Escape" && typing) {
       event.preventDefault(); // the view stays open
@@ -507,11 +512,13 @@ class View {
     });
   }
 
-  #takeBack() {
+  /** @param {"undo" | "redo"} way */
+  #turnTo(way) {
     this.#turn = this.#turn.then(() => {
-      if (!this.#last) return;
-      const more = { number: this.#last.number, pictures: [] };
-      return this.#change("undo", more, () => this.#change("undo", { ...more, leave: true }, () => {}));
+      const change = way === "undo" ? this.#last : this.#next;
+      if (!change) return;
+      const more = { number: change.number, pictures: [] };
+      return this.#change(way, more, () => this.#change(way, { ...more, leave: true }, () => {}));
     });
   }
 
@@ -537,7 +544,7 @@ class View {
     }
     if (answer.error) return this.#say(told(answer.error), RED);
     this.#take(answer.now);
-    this.#last = answer.last;
+    [this.#last, this.#next] = [answer.last, answer.next];
     this.#say(name === "undo" ? answer.count === 1 ? t("1 caption is as before")
       : t("{0} captions are as before", answer.count.toLocaleString())
       : answer.count === 1 ? t("1 caption is written") : t("{0} captions are written", answer.count.toLocaleString()));
@@ -566,11 +573,17 @@ class View {
   }
 
   #showUndo() {
-    const last = this.#last;
-    this.#undo.disabled = !last;
-    this.#undo.style.opacity = last ? "1" : "0.4";
-    this.#undo.title = last ? t("Take back {0} in {1} files, of {2}; also Ctrl+Z", WHATS[last.what] ?? last.what,
-      last.count.toLocaleString(), new Date(1000 * last.when).toLocaleString()) : t("No caption was changed here yet.");
+    const [last, next] = [this.#last, this.#next], words = (/** @type {Done} */ { what, count, when }) =>
+      [WHATS[what] ?? what, count.toLocaleString(), new Date(1000 * when).toLocaleString()];
+    this.#undo.title = last ? t("Take back {0} in {1} files, of {2}; also Ctrl+Z", ...words(last))
+      : t("No caption was changed here yet.");
+    this.#redo.title = next ? t("Do {0} in {1} files again, of {2}; also Ctrl+Shift+Z", ...words(next))
+      : t("Nothing was undone here.");
+    for (const [button, change] of /** @type {[HTMLButtonElement, Done | null][]} */ ([[this.#undo, last],
+      [this.#redo, next]])) {
+      button.disabled = !change;
+      button.style.opacity = change ? "1" : "0.4";
+    }
   }
 
   // Ask whether to write over what another program wrote; Escape leaves it.

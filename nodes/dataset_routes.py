@@ -1,4 +1,4 @@
-"""Answer the page of a dataset: its pictures as they are trained, their captions, changes of these, and undo."""
+"""Answer the page of a dataset: its pictures as they are trained, their captions, changes of these, undo and redo."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def register_dataset_routes() -> None:
         ("caption", answer_caption, LARGEST),
         ("edit", answer_edit, LARGEST_EDIT),
         ("undo", answer_undo, LARGEST_EDIT),
+        ("redo", answer_redo, LARGEST_EDIT),
     ):
         server.add_question(f"/atelier/dataset/{name}", _on_a_dataset(answer), largest)
 
@@ -108,7 +109,7 @@ def _bare(problem: ValueError) -> str:
 
 
 def answer_open(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
-    """Answer with {pictures: as `list_shown` describes them, concepts, remark, left_out: sentences, last: a change}."""
+    """Answer with {pictures: as `list_shown` describes them, concepts, remark, left_out: sentences, last, next}."""
     from ..trainer_core.data.plan import build_plan  # here, so that ComfyUI starts fast
     from ..trainer_core.data.scan import Index, scan
     from ..trainer_core.preflight.pictures import list_shown
@@ -133,7 +134,7 @@ def answer_open(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
         "concepts": concepts,
         "remark": remark or opened.remark,
         "left_out": [f"{printable(file.name)}: {file.why}" for file in left],
-        "last": _journal().last(_folders(opened)),
+        **_changes(opened),
     }
 
 
@@ -253,6 +254,15 @@ def answer_undo(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
 
     pictures: those whose caption comes back although another program changed it, as `seen` tells.
     """
+    return _turned(opened, question, _journal().undo)
+
+
+def answer_redo(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
+    """Make the change again that was undone last; question and answer are those of `answer_undo`."""
+    return _turned(opened, question, _journal().redo)
+
+
+def _turned(opened: Opened, question: dict[str, Any], turn: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     from ..trainer_core.data.edits import Meanwhile
 
     number, chosen = question.get("number"), _pictures(opened, question.get("pictures"))
@@ -261,10 +271,10 @@ def answer_undo(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
     _refuse_many(opened)
     known = {file.path: chosen[key] for key, file in _files(opened, list(chosen)).items()}
     try:
-        undone = _journal().undo(_folders(opened), number, known, leave=question.get("leave") is True)
+        turned = turn(_folders(opened), number, known, leave=question.get("leave") is True)
     except Meanwhile as problem:
         return _asked(problem, {file.path: key for key, file in _files_at(opened, problem.files).items()})
-    return _now(opened, undone["files"]) | {"count": undone["count"]}
+    return _now(opened, turned["files"]) | {"count": turned["count"]}
 
 
 def _pictures(opened: Opened, given: Any) -> dict[Key, str]:
@@ -321,9 +331,15 @@ def _edited(opened: Opened, files: Mapping[Key, CaptionFile], operation: Operati
 
 
 def _now(opened: Opened, changed: Collection[Path]) -> dict[str, Any]:
-    """Describe for the page the captions of changed files as they are now, and the newest change there is."""
+    """Describe for the page the captions of changed files as they are now, and what can be undone and redone."""
     now = [[*key, file.text, file.seen] for key, file in _files_at(opened, set(changed)).items()]
-    return {"now": now, "last": _journal().last(_folders(opened))}
+    return {"now": now, **_changes(opened)}
+
+
+def _changes(opened: Opened) -> dict[str, Any]:
+    """Describe {last: the newest change, next: the one that was undone last}, None without any."""
+    journal, places = _journal(), _folders(opened)
+    return {"last": journal.last(places), "next": journal.next(places)}
 
 
 def _asked(problem: Meanwhile, places: Mapping[Path, Key]) -> dict[str, Any]:

@@ -154,5 +154,12 @@ def test_captions_are_written_in_the_page(editor, server) -> None:
     page.keyboard.press("Control+z")
     said("1 caption is as before")
     assert not (folder / "0.txt").exists()
+    page.keyboard.press("Control+Shift+z")
+    said("1 caption is written")
+    assert (folder / "0.txt").read_text(encoding="utf-8") == "a red dog, alone"
+    view.get_by_role("button", name="Redo").click()
+    said("40 captions are written")
+    assert (folder / "7.txt").read_text(encoding="utf-8") == "green cat, number 7"
+    assert view.get_by_role("button", name="Redo").is_disabled()
     page.keyboard.press("Escape")
     view.wait_for(state="detached")

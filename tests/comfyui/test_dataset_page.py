@@ -60,6 +60,9 @@ def test_captions_are_changed_undone_and_never_overwritten_unasked(comfy: ComfyC
         assert ask(comfy, "undo", graph, number=last["number"], pictures=[])["status"] == 200
         assert (pictures / "0.txt").read_text() == left
     assert not (pictures / "2.txt").exists()
+    again = ask(comfy, "redo", graph, number=ask(comfy, "open", graph)["next"]["number"], pictures=[])
+    assert again["now"][0][:3] == [0, "2.png", "third"] and (pictures / "2.txt").read_text() == "third"
+    assert again["next"]["what"] == "text" and ask(comfy, "undo", graph, **again["last"], pictures=[])["count"] == 1
     last = ask(comfy, "open", graph)["last"]
     refused = ask(comfy, "undo", graph, number=last["number"], pictures=[])
     assert refused["status"] == 409 and refused["meanwhile"][0][2:4] == ["theirs", first["text"]]

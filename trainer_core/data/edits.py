@@ -1,4 +1,4 @@
-"""Change caption files together: what an operation makes of a text, safe writing, and a journal to undo it by."""
+"""Change caption files together: what an operation makes of a text, safe writing, and a journal for undo and redo."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LARGEST_ENTRY = 2**27  # bytes of a change in the journal
 MOST_BYTES, MOST_CHANGES = 2**28, 1000  # of the journal; the oldest changes are forgotten
 LOCK_SECONDS = 20.0  # how long a change waits for another one
 _LINES = re.compile(r"(\r\n|\r|\n)")
-_ENTRY = re.compile(r"\d{20}\.jsonl")
+_ENTRY = re.compile(r"(\d{20})(\.undone)?\.jsonl")
 _HEADER = {"what": is_text, "when": is_time, "count": is_count, "folders": is_texts}
 
 
@@ -247,7 +247,8 @@ class Journal:
 
     A change is one file: a line says what it was, and others hold contents before and after. A job that writes one
     caption after another adds a line for each. Each line is on the disk before its captions are touched, so that a
-    crash between two captions loses no text.
+    crash between two captions loses no text. A change that was undone stays under another name, and can be done again
+    until a new one is made there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -286,7 +287,7 @@ class Journal:
             content, place = compose(before), self._folder / f"{onto}.jsonl"
             if content == before:
                 return onto
-            own = [folder for folder in folders if file.is_relative_to(folder)]
+            own = [folder for folder in (_innermost(file, folders),) if folder]
             last = self.last(own) if onto else None
             if last is None or last["number"] != onto or place.stat().st_size > LARGEST_ENTRY:
                 place = self._remember(what, {file: (before, content)}, own)
@@ -297,67 +298,86 @@ class Journal:
 
     def last(self, folders: Collection[Path]) -> dict[str, Any] | None:
         """Describe the newest change in some folders: {what, when, count, number}; None without any."""
-        inside = {str(folder) for folder in folders}
-        for place in reversed(self._places()):
+        return self._first_in(folders, reversed(self._places()))
+
+    def next(self, folders: Collection[Path]) -> dict[str, Any] | None:
+        """Describe the change in some folders that was undone last, as `last` does; None without any."""
+        return self._first_in(folders, self._places(undone=True))
+
+    def _first_in(self, folders: Collection[Path], places: Iterable[Path]) -> dict[str, Any] | None:
+        for place in places:
             header = _header(place)
-            if header is not None and inside.issuperset(header["folders"]):
-                return {name: header[name] for name in ("what", "when", "count")} | {"number": place.stem}
+            if header is not None and all(_is_in(Path(each), folders) for each in header["folders"]):
+                return {name: header[name] for name in ("what", "when", "count")} | {"number": _number(place)}
         return None
 
     def undo(
         self, folders: Collection[Path], number: str, seen: Mapping[Path, str], *, leave: bool = False
     ) -> dict[str, Any]:
-        """Put the texts back that were there before the newest change in some folders, and forget it; describe it.
+        """Put the texts back that were there before the newest change in some folders; describe it.
 
         number: of the change that a person saw as the newest. seen: fingerprints of files that they put back although
         another program changed them. leave: all such files stay as they are; files that are gone stay gone. Raises
         Meanwhile, ValueError and OSError as `write` does.
         """
         with self._locked():
-            last = self.last(folders)
-            if last is None or last["number"] != number:
-                raise ValueError(say("The captions were changed elsewhere; open the pictures again, then undo."))
+            last = _as_seen(self.last(folders), number)
             place = self._folder / f"{number}.jsonl"
-            contents = _contents(place, folders)
-            now = {file: content_of(file) for file in contents}
-            known = {
-                file: (now[file], before, {fingerprint_of(before), fingerprint_of(after), seen.get(file)})
-                for file, (before, after) in contents.items()
-            }
-            gone = {file for file, (_, after) in contents.items() if now[file] is None and after is not None}
-            changed = {
-                file for file, (content, _, fits) in known.items() if leave and fingerprint_of(content) not in fits
-            }
-            contents = {file: each for file, each in contents.items() if file not in gone | changed}
-            _check({file: known[file] for file in contents})
-            write_together({file: before for file, (before, _) in contents.items() if before != now[file]})
-            place.unlink()
-            return last | {"files": list(contents), "count": len(contents)}
+            new = _to_put(_contents(place, folders), seen, leave=leave)
+            write_together(new)
+            place.replace(self._folder / f"{number}.undone.jsonl")
+            return last | {"files": list(new), "count": len(new)}
+
+    def redo(
+        self, folders: Collection[Path], number: str, seen: Mapping[Path, str], *, leave: bool = False
+    ) -> dict[str, Any]:
+        """Make the change in some folders again that was undone last; all else is as in `undo`."""
+        with self._locked():
+            undone = _as_seen(self.next(folders), number)
+            place, done = self._folder / f"{number}.undone.jsonl", self._folder / f"{number}.jsonl"
+            contents = {file: (after, before) for file, (before, after) in _contents(place, folders).items()}
+            new = _to_put(contents, seen, leave=leave)
+            place.replace(done)  # first, so that a crash between two captions can be undone
+            try:
+                write_together(new)
+            except OSError:
+                if all(content_of(file) != content for file, content in new.items()):  # before the first one
+                    done.replace(place)
+                raise
+            return undone | {"files": list(new), "count": len(new)}
 
     def _locked(self) -> _Lock:
         return _Lock(self._folder)
 
-    def _places(self) -> list[Path]:
-        """List the files of the changes, the oldest first."""
+    def _places(self, *, undone: bool = False) -> list[Path]:
+        """List the files of the changes, or of those that were undone, the oldest first."""
         if not self._folder.is_dir():
             return []
-        return sorted(path for path in self._folder.iterdir() if _ENTRY.fullmatch(path.name))
+        found = ((path, _ENTRY.fullmatch(path.name)) for path in self._folder.iterdir())
+        return sorted(path for path, entry in found if entry and bool(entry[2]) == undone)
 
     def _remember(
         self, what: str, contents: Mapping[Path, tuple[bytes | None, bytes | None]], folders: Collection[Path]
     ) -> Path:
-        """Put a change on the disk, and forget the oldest ones; raises ValueError for one that is too large."""
-        places = self._places()
-        newest = int(places[-1].stem) if places else 0
+        """Put a change on the disk, and forget the oldest ones, and those there that were undone.
+
+        Raises ValueError for a change that is too large.
+        """
+        places = sorted((*self._places(), *self._places(undone=True)), key=_number)
+        newest = int(_number(places[-1])) if places else 0
         number = max(newest + 1, time.time_ns() // 1000)  # never again that of one that was undone
-        own = [folder for folder in folders if any(file.is_relative_to(folder) for file in contents)]
-        header = {"what": what, "when": time.time(), "count": len(contents), "folders": [str(each) for each in own]}
+        own = {folder for file in contents if (folder := _innermost(file, folders))}
+        header = {"what": what, "when": time.time(), "count": len(contents), "folders": sorted(map(str, own))}
         data = f"{json.dumps(header)}\n".encode("ascii") + _line(contents)
         if len(data) > LARGEST_ENTRY:
             raise ValueError(_too_long())
         new = self._folder / f"{number:020}.jsonl"
         with written_whole(new) as temporary:
             temporary.write_bytes(data)
+        for place in self._places(undone=True):
+            if _concerns(place, own):
+                place.unlink()
+                places.remove(place)
         left = MOST_BYTES - len(data)
         for older, place in enumerate(reversed(places), 1):
             left -= place.stat().st_size
@@ -383,6 +403,57 @@ class _Lock:
 
     def __exit__(self, *exception: object) -> None:
         self._lock.release()
+
+
+def _number(place: Path) -> str:
+    """Read the number of a change, done or undone, from its file's name."""
+    return place.name.partition(".")[0]
+
+
+def _is_in(place: Path, folders: Iterable[Path]) -> bool:
+    return any(place.is_relative_to(folder) for folder in folders)
+
+
+def _innermost(file: Path, folders: Iterable[Path]) -> Path | None:
+    """Find the folder of a file among some that may lie in one another: whoever sees one of them sees its changes."""
+    return max((each for each in folders if file.is_relative_to(each)), key=lambda each: len(each.parts), default=None)
+
+
+def _concerns(place: Path, folders: Collection[Path]) -> bool:
+    """Tell whether a change lies in one of some folders or around it; one whose file is damaged does."""
+    header = _header(place)
+    own = [Path(each) for each in header["folders"]] if header else []
+    return header is None or any(_is_in(each, folders) for each in own) or any(_is_in(each, own) for each in folders)
+
+
+def _as_seen(change: dict[str, Any] | None, number: str) -> dict[str, Any]:
+    """Return the change that stands next; raises ValueError where it is not the one that a person saw."""
+    if change is None or change["number"] != number:
+        raise ValueError(say("The captions were changed elsewhere; open the pictures again first."))
+    return change
+
+
+def _to_put(
+    contents: Mapping[Path, tuple[bytes | None, bytes | None]], seen: Mapping[Path, str], *, leave: bool
+) -> dict[Path, bytes | None]:
+    """Choose what is written to turn a change around: each file's content, which is that of the change or gone.
+
+    contents: those to be put, and those that are there unless another program was faster. Raises Meanwhile.
+    """
+    new: dict[Path, bytes | None] = {}
+    strange: dict[Path, tuple[bytes | None, bytes | None]] = {}
+    for file, (content, there) in contents.items():
+        now = content_of(file)
+        fits = {fingerprint_of(content), fingerprint_of(there), seen.get(file)}
+        if now is None and there is not None:
+            continue  # gone
+        if fingerprint_of(now) in fits:
+            new[file] = content
+        elif not leave:
+            strange[file] = now, content
+    if strange:
+        raise Meanwhile(strange)
+    return new
 
 
 def _check(files: Mapping[Path, tuple[bytes | None, bytes | None, Collection[str | None]]]) -> None:

@@ -170,6 +170,69 @@ def test_changes_are_undone_one_by_one_also_by_another_journal(tmp_path: Path, f
         again.undo([folder], "0000000001", {})
 
 
+def test_what_was_undone_is_done_again_until_something_else_is_done(tmp_path: Path, folder: Path) -> None:
+    journal, other = Journal(tmp_path / "journal"), tmp_path / "other"
+    other.mkdir()
+    before = contents(folder)
+    journal.write(rewritten(folder, {"a.txt": "1", "c.txt": "3"}), "find", [folder])
+    journal.write(rewritten(folder, {"a.txt": "first"}), "text", [folder])
+    after = contents(folder)
+    for what in ("text", "find"):
+        assert journal.undo([folder], number(journal, folder), {})["what"] == what
+    assert contents(folder) == before and journal.last([folder]) is None
+    journal.write(rewritten(other, {"a.txt": "elsewhere"}), "text", [other])  # concerns nothing here
+    for what in ("find", "text"):
+        undone = Journal(tmp_path / "journal").next([folder])
+        assert undone and undone["what"] == what
+        journal.redo([folder], undone["number"], {})
+    assert contents(folder) == after and journal.next([folder]) is None
+    journal.undo([folder], number(journal, folder), {})
+    undone = journal.next([folder])
+    assert undone
+    (folder / "a.txt").write_text("theirs")
+    with pytest.raises(Meanwhile):
+        journal.redo([folder], undone["number"], {})
+    assert journal.next([folder]) == undone and (folder / "a.txt").read_text() == "theirs"
+    journal.write(rewritten(folder, {"c.txt": "4"}), "text", [folder])
+    assert journal.next([folder]) is None
+    with pytest.raises(ValueError, match="changed elsewhere"):
+        journal.redo([folder], undone["number"], {})
+
+
+def test_a_full_disk_leaves_what_was_undone_to_be_done_again(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.write(rewritten(folder, {"a.txt": "1"}), "text", [folder])
+    journal.undo([folder], number(journal, folder), {})
+    before, undone = contents(folder), journal.next([folder])
+    assert undone
+
+    def full(_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+        patched.setattr(edits, "write_together", full)
+        journal.redo([folder], undone["number"], {})
+    assert contents(folder) == before and journal.next([folder]) == undone and journal.last([folder]) is None
+
+
+def test_a_change_in_a_folder_inside_another_is_seen_from_both(tmp_path: Path, folder: Path) -> None:
+    inner, journal = folder / "inner", Journal(tmp_path / "journal")
+    inner.mkdir()
+    journal.add(inner / "a.txt", lambda _: b"a model's", "written", [folder, inner])
+    for view in ([folder], [inner], [folder, inner]):
+        last = journal.last(view)
+        assert last and last["what"] == "written"
+        journal.undo(view, last["number"], {})
+        assert not (inner / "a.txt").exists()
+        undone = journal.next(view)
+        assert undone
+        journal.redo(view, undone["number"], {})
+        assert (inner / "a.txt").read_bytes() == b"a model's"
+    assert journal.last([tmp_path / "other"]) is None
+
+
 def test_what_another_program_wrote_is_neither_overwritten_nor_undone_unasked(tmp_path: Path, folder: Path) -> None:
     journal, changes = Journal(tmp_path / "journal"), rewritten(folder, {"a.txt": "1", "b.txt": "2"})
     (folder / "a.txt").write_text("theirs")
