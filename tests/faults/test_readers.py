@@ -56,7 +56,7 @@ KNOWN = {
     "trainer_core/data/cache.py": {"_read_header": OURS, "_map_file": OURS},
     "trainer_core/data/edits.py": {"content_of": "caption", "_append": OURS, "_header": OURS, "_contents": OURS},
     "trainer_core/data/films.py": {"_opened": "clip", "load_shown": "clip"},
-    "trainer_core/data/images.py": {"_decode": "picture", "upright_size": "picture"},
+    "trainer_core/data/images.py": {"opened_picture": "picture"},
     "trainer_core/data/painted.py": {"_content": "mask"},
     "trainer_core/data/scan/caption_files.py": {"read_text": "caption", "read_bytes": "caption"},
     "trainer_core/data/scan/caption_sources.py": {"_same_for_all": "caption"},

@@ -1,7 +1,7 @@
 """Count what a film of mp4 or mov says that it holds, before a decoder believes it.
 
 A few bytes can name millions of samples or cuts, and the demuxer makes a list of all while nobody can stop it.
-ISO/IEC 14496-12, 8.6.6 (elst), 8.7.3 (stsz), 8.7.4 (stsc), 8.8.8 (trun).
+ISO/IEC 14496-12, 8.6.1 to 8.6.6 (stts to elst), 8.7.3 to 8.7.5 (stsz to stco), 8.8.8 (trun), 8.9.2 (sbgp).
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from ..common.cancel import look
 
 MOST_SAMPLES = 8_000_000  # of all tracks, again for each cut: hours of sound in packets, with twenty cuts
 MOST_SAMPLES_IN_CHUNKS = 2**31  # of sound without packets, likewise: twelve hours
+MOST_ENTRIES = 32_000_000  # of all tables together: a second, in which no Cancel is heard
 MOST_BOXES = 200_000  # a fragment has a handful
 _HOLD_OTHERS = frozenset((b"moov", b"trak", b"edts", b"mdia", b"minf", b"stbl", b"moof", b"traf"))
+_COUNT_ENTRIES = frozenset((b"stts", b"ctts", b"stss", b"stps", b"stsc", b"stco", b"co64"))
 
 
 @dataclass(slots=True)
@@ -34,6 +36,7 @@ class _Track:
 @dataclass(slots=True)
 class _Counted:
     in_fragments: int = 0
+    entries: int = 0  # of tables, which the demuxer reads past their end where they claim more than they have
     tracks: list[_Track] = field(default_factory=lambda: [_Track()])  # the first: what is in none
 
 
@@ -50,7 +53,7 @@ def holds_too_much(file: IO[bytes]) -> bool:
     others = [track for track in found.tracks if not (track.is_sound and track.even)]
     samples = found.in_fragments + sum(max(1, track.samples) * max(1, track.cuts) for track in others)
     in_chunks = sum(track.chunks * track.in_a_chunk * max(1, track.cuts) for track in plain)
-    return samples > MOST_SAMPLES or in_chunks > MOST_SAMPLES_IN_CHUNKS
+    return samples > MOST_SAMPLES or in_chunks > MOST_SAMPLES_IN_CHUNKS or found.entries > MOST_ENTRIES
 
 
 def _boxes(file: IO[bytes], start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
@@ -79,6 +82,12 @@ def _boxes(file: IO[bytes], start: int, end: int) -> Iterator[tuple[bytes, int, 
 def _count(file: IO[bytes], kind: bytes, start: int, end: int, found: _Counted) -> None:
     """Add what a table says."""
     track = found.tracks[-1]
+    if kind in _COUNT_ENTRIES:
+        found.entries += _number(file, start + 4)
+    elif kind == b"sbgp":  # it says its kind before, and from version 1 on more of it
+        found.entries += _number(file, start + (12 if _number(file, start) >> 24 else 8))
+    elif kind == b"sdtp":
+        found.entries += end - start  # a byte each
     if kind == b"trak":
         found.tracks.append(_Track())
     elif kind == b"elst":

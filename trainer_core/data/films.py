@@ -28,7 +28,7 @@ from .images import (
     decoder_error,
     flatten,
     load_picture,
-    strict_decoding,
+    opened_picture,
 )
 from .looks import Look, look_at
 
@@ -187,11 +187,11 @@ def _opened(data: bytes | IO[bytes]) -> Iterator[_Video | _Animated]:
     file = io.BytesIO(data) if isinstance(data, bytes) else data
     kind, _ = _demuxer(file.read(12)), file.seek(0)
     if kind == "picture":
-        with _pillow_errors(), strict_decoding(), Image.open(file, formats=ANIMATED) as image:
+        with _pillow_errors(), opened_picture(file, ANIMATED) as image:
             yield _Animated(image)
         return
     if kind == "mov" and holds_too_much(file):
-        raise FilmError("it names more frames, sounds or cuts than can be read; save it anew")
+        raise FilmError("it names more frames, sounds or cuts than can be read; save it anew as shorter clips")
     file.seek(0)
     import av
     from av.error import FFmpegError

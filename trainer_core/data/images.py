@@ -9,27 +9,31 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
 import numpy as np
 from PIL import Image, ImageCms, ImageColor, ImageFile, ImageOps, UnidentifiedImageError
 
 from ..common.axes import Size
 from ..common.cancel import look
+from ..common.files import open_file
 from ..common.windows import too_long
 from .buckets import NEUTRAL, Color
 from .crops import Crop
 from .looks import Look, look_at
 
-PictureSource = Path | bytes | BinaryIO
+PictureSource = Path | bytes | IO[bytes]
 
 LARGEST = 178_956_970  # maximum pixels of a picture, checked before decoding (twice Pillow's warning level)
 MOST_FRAMES = 20_000  # of a film or a picture that moves: a quarter of an hour
 MOST_PAGES = 1000  # of a TIFF that are counted
+MOST_BLOCKS = 2**23  # of all frames of a GIF: 2 GB in those of 255 bytes, as programs write them
+MOST_ASIDE = 2**20  # of its comments and settings, and bytes between blocks
+LOOK_AFTER = 1000  # blocks
 DECODER_ERRORS = (  # raised by Pillow's decoders on broken files
     OSError,
     SyntaxError,
@@ -143,6 +147,23 @@ def strict_decoding() -> Iterator[None]:
                 ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = _strict_before
 
 
+@contextmanager
+def opened_picture(source: PictureSource, formats: tuple[str, ...] = ()) -> Iterator[ImageFile.ImageFile]:
+    """Open a picture strictly, of any format that is read or of some; raises DECODER_ERRORS.
+
+    A GIF is counted first, as Pillow goes through all that stands before a frame while nobody can stop it.
+    """
+    with ExitStack() as stack:
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        if isinstance(file, Path):
+            file = stack.enter_context(open_file(file))
+        if file.read(4) == b"GIF8":
+            _frames_of_gif(file)
+        file.seek(0)
+        stack.enter_context(strict_decoding())
+        yield stack.enter_context(Image.open(file, formats=formats or _formats()))
+
+
 def decoder_error(error: BaseException) -> str:
     """Describe in a few words of our own why a picture cannot be decoded: a decoder's words may quote the file."""
     if isinstance(error, UnidentifiedImageError):
@@ -176,12 +197,10 @@ def load_picture(source: PictureSource, background: str = "white") -> Image.Imag
 
 def upright_size(source: PictureSource) -> Size:
     """Read the size of a picture without decoding it; raises DECODER_ERRORS."""
-    with (
-        strict_decoding(),
-        Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as image,
-    ):
+    with opened_picture(source) as image:
         _refuse_bomb(image.size)
-        return image.size if _orientation(image) < 5 else image.size[::-1]
+        width, height = image.size
+        return (width, height) if _orientation(image) < 5 else (height, width)
 
 
 def draw_small(source: Path, to: Path) -> None:
@@ -228,23 +247,39 @@ def count_frames(image: ImageFile.ImageFile) -> int:
 
 
 def _frames_of_gif(file: IO[bytes]) -> int:
-    """Count the frames of a GIF by its blocks; a damaged one ends where it is damaged (GIF89a, 15 to 23)."""
+    """Count the frames of a GIF by its blocks; a damaged one ends where it is damaged (GIF89a, 15 to 23).
+
+    Raises ValueError for more blocks than are read: Pillow goes through each, and hears no Cancel.
+    """
     file.seek(10)
     file.seek(13 + _colours(file.read(1)))
-    found = 0
+    found, aside, blocks = 0, MOST_ASIDE, MOST_BLOCKS  # frames; what may still come
     while found <= MOST_FRAMES and (kind := file.read(1)) not in (b"", b";"):
         look()
-        if kind not in (b",", b"!"):  # between two blocks, as some programs write it
-            continue
         if kind == b",":
             found += 1
-            file.seek(_colours(file.read(9)[8:]), 1)
-        file.seek(1, 1)  # the size of codes, or the kind of extension
-        while size := file.read(1):
-            if size == b"\0":
-                break
-            file.seek(size[0], 1)
+            file.seek(_colours(file.read(9)[8:]) + 1, 1)  # also the size of codes
+            blocks -= _pass_blocks(file, blocks)
+        elif kind == b"!":
+            file.seek(1, 1)  # the kind of extension
+            aside -= _pass_blocks(file, aside) + 1
+        else:  # between two blocks, as some programs write it
+            aside -= 1
+        if aside < 0:
+            raise ValueError("too many blocks")
     return found
+
+
+def _pass_blocks(file: IO[bytes], most: int) -> int:
+    """Go to the end of a chain of blocks, and count them; raises ValueError for more than most."""
+    for found in range(most + 1):
+        size = file.read(1)
+        if size in (b"", b"\0"):
+            return found
+        file.seek(size[0], 1)
+        if found % LOOK_AFTER == 0:
+            look()
+    raise ValueError("too many blocks")
 
 
 def _colours(flags: bytes) -> int:
@@ -254,8 +289,7 @@ def _colours(flags: bytes) -> int:
 
 def _decode(source: PictureSource, srgb: bool) -> tuple[Image.Image, PictureFile]:
     """Decode a picture as open_upright does, and read its properties."""
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
-    with strict_decoding(), Image.open(file, formats=_formats()) as opened:
+    with opened_picture(source) as opened:
         _refuse_bomb(opened.size)
         name, mode = opened.format or "", opened.mode
         frames = count_frames(opened)

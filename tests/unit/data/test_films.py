@@ -189,14 +189,19 @@ def edited(content: bytes, kind: bytes, body: bytes) -> bytes:
     {
         "cuts": (b"elst", bytes(4) + struct.pack(">I", 300_000) + struct.pack(">IIHH", 8000, 0, 1, 0) * 300_000),
         "samples": (b"stsz", bytes(4) + struct.pack(">II", 1, 9_000_000)),
+        # The demuxer reads past the end of the table, also through the frames of a file of gigabytes.
+        "times": (b"stts", bytes(4) + struct.pack(">I", 33_000_000)),
+        "chunks": (b"stco", bytes(4) + struct.pack(">I", 33_000_000)),
+        "keys": (b"stss", bytes(4) + struct.pack(">I", 33_000_000)),
+        "kinds": (b"stsc", bytes(4) + struct.pack(">I", 33_000_000)),
     }.values(),
-    ids=["cuts", "samples"],
+    ids=["cuts", "samples", "times", "chunks", "keys", "kinds"],
 )
 def test_a_film_that_names_millions_of_frames_or_cuts_is_refused_before_it_is_opened(monkeypatch, kind, body):
     whole = film(30)
     assert edited(whole, b"none", b"") == whole
     monkeypatch.setattr(av, "open", None)
-    with pytest.raises(FilmError, match="names more frames, sounds or cuts than can be read; save it anew"):
+    with pytest.raises(FilmError, match="names more frames, sounds or cuts than can be read; save it anew as shorter"):
         examine_film(edited(whole, kind, body))
 
 
@@ -226,6 +231,43 @@ def test_a_byte_between_the_frames_of_an_animation_ends_nothing():
     second = content.index(b"!\xf9", content.index(b"!\xf9") + 1)
     with Image.open(io.BytesIO(content[:second] + b"\1" + content[second:])) as image:
         assert images.count_frames(image) == image.n_frames == 3
+
+
+@pytest.mark.parametrize(
+    "between",
+    [b"\1" * 2**21, b"!\xfe\0" * 2**21, b"!\xfe" + b"\1x" * 2**21 + b"\0"],
+    ids=["garbage", "empty settings", "a long comment"],
+)
+@pytest.mark.parametrize("read", [images.upright_size, images.examine, examine_film])
+def test_an_animation_of_more_between_its_frames_than_any_is_refused(monkeypatch, between, read):
+    """Pillow goes through it byte by byte, minutes for two gigabytes, and hears no Cancel."""
+    content = animated(2, format="GIF")
+    start = content.index(b"!\xf9")
+    monkeypatch.setattr(Image, "open", None)
+    with pytest.raises(ValueError, match=r"too many blocks|damaged or truncated"):
+        read(content[:start] + between + content[start:])
+
+
+def test_a_frame_of_endless_blocks_is_refused_and_a_cancel_ends_the_count(monkeypatch):
+    content = animated(1, format="GIF")
+    start = content.index(b",") + 11  # its size of codes is read
+    long = content[:start] + b"\1x" * 3000 + content[start:]
+
+    class Stopped(Exception):
+        pass
+
+    looked = []
+
+    def stop():
+        looked.append(1)
+        if len(looked) > 3:
+            raise Stopped
+
+    with cancellable(stop), pytest.raises(Stopped):
+        images.examine(long)
+    monkeypatch.setattr(images, "MOST_BLOCKS", 2000)
+    with pytest.raises(ValueError, match="too many blocks"):
+        images.examine(long)
 
 
 def test_an_animation_is_counted_no_further_than_it_may_have_frames(monkeypatch):
