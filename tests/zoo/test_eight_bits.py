@@ -1,6 +1,9 @@
 """Linked models whose frozen layers multiply in 8 bits: as ComfyUI itself does, where their files are in them."""
 
+import itertools
 import json
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import comfy.ops
 import pytest
@@ -14,8 +17,8 @@ from zoo.test_train import configure, run
 from zoo.trial import Trial
 from zoo.zoo import ZOO, build, fill, patcher_of, settings
 
-from lora_atelier.nodes.comfyui.connected import frozen, gradients
-from lora_atelier.trainer_core.config import MemoryConfig
+from lora_atelier.nodes.comfyui.connected import frozen, gradients, host
+from lora_atelier.trainer_core.config import MemoryConfig, SampleConfig, SavesConfig
 from lora_atelier.trainer_core.memory import (
     HOLDS,
     STORED,
@@ -157,15 +160,54 @@ def test_a_rounded_weight_that_is_held_gives_the_same_bits(kind, monkeypatch):
     assert not any(HOLDS in module.__dict__ for module in trial.model.modules())
 
 
-def test_a_run_holds_its_rounded_weights_and_learns_the_same(tmp_path, monkeypatch):
-    pictures, taken = draw_pictures(tmp_path / "pictures"), []
+def test_a_run_holds_its_rounded_weights_but_in_samples_and_learns_the_same(tmp_path, monkeypatch):
+    pictures, taken, drawn = draw_pictures(tmp_path / "pictures"), [], []
     monkeypatch.setattr(compute, "hold_rounded", lambda *given: taken.append(hold_rounded(*given)))
+    draw = host.draw
+
+    def drawing(patcher, *given, **more):
+        drawn.append(sum(HOLDS in layer.__dict__ for layer in inner(patcher.model).values()))
+        return draw(patcher, *given, **more)
+
+    monkeypatch.setattr(host, "draw", drawing)
+    releasing, held = host.releasing_rounded, []
+
+    @contextmanager
+    def released(model):
+        held.append([bool(layer.__dict__.get(HOLDS)) for layer in inner(model).values()])
+        with releasing(model):
+            yield
+
+    monkeypatch.setattr(host, "releasing_rounded", released)
     plain = configure(linked(NAME), pictures, steps=2)
-    config = plain.replace(memory=MemoryConfig(compute="int8"))
+    sample = SampleConfig(prompts=("a mossling",), width=64, height=64, steps=1)
+    saves = SavesConfig(sample_every=1)
+    config = plain.replace(memory=MemoryConfig(compute="int8"), sample=sample, saves=saves)
     losses = [run(config, tmp_path / "held")[0].losses]
     monkeypatch.setattr(measured, "_held", lambda *_: 0)
     losses.append(run(config, tmp_path / "anew")[0].losses)
     assert losses[0] == losses[1] and taken[0] > 0 == taken[1]
+    # The room is what a step leaves, and a sample may be larger than its pictures; the next step holds them again.
+    assert [any(each) for each in held] == [True, True, False, False] and drawn == [0] * 4
+
+
+def test_auto_times_linked_layers_with_the_weights_that_they_will_hold(tmp_path, monkeypatch):
+    now = itertools.count()
+    clock = SimpleNamespace(at=0)
+    monkeypatch.setattr(compute, "time", SimpleNamespace(perf_counter=lambda: clock.at))
+
+    def slowly(*given):
+        clock.at = next(now)
+        return rounded(*given)
+
+    monkeypatch.setattr(frozen, "rounded", slowly)
+    config = configure(linked(NAME), draw_pictures(tmp_path / "pictures"), steps=1)
+    config = config.replace(memory=MemoryConfig(compute="auto"))
+    notes = run(config, tmp_path / "held")[1]
+    told = "multiply in int8: a pass of the first batch takes 0 s, in int8 0 s"
+    assert next(now) > 1 and any(told in note for note in notes), notes
+    monkeypatch.setattr(measured, "_held", lambda *_: 0)
+    assert any("multiply exactly: a pass of the first batch" in n for n in run(config, tmp_path / "anew")[1])
 
 
 def test_weights_that_are_in_8_bits_or_patched_at_use_hold_nothing():

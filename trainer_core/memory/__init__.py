@@ -43,7 +43,9 @@ from .weights import (
     multiply_in,
     pack,
     release_rounded,
+    releasing_rounded,
     rounded_bytes,
+    timing_rounding,
     weight_bytes,
 )
 from .written import Watched, copied_before_written
@@ -94,6 +96,7 @@ __all__ = [
     "prepare",
     "recompute",
     "release_rounded",
+    "releasing_rounded",
     "room_for_programs",
     "rounded",
     "rounded_bytes",
@@ -101,6 +104,7 @@ __all__ = [
     "staying",
     "takes_sides",
     "tensor_float",
+    "timing_rounding",
     "total_bytes",
     "weight_bytes",
     "with_room",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -52,6 +54,7 @@ class Kept:
         self.parts = _pack(weight, kind)
         self.stream: Stream | None = None  # fetches the parts from RAM; None: they are on the device
         self.compute = ""
+        self.rounding: list[float] | None = None  # gets the seconds of each rounding that `pack` would spare
 
     def weight(self, dtype: torch.dtype) -> Tensor:
         """Unpack the weight in its own shape, on the device of the computation."""
@@ -63,10 +66,14 @@ class Kept:
     def rounded(self) -> Rounded:
         """Round the weight of a linear layer to the format that it is multiplied in."""
         parts = self._fetched()
-        if self.kind != self.compute:
-            return rounded(_unpack(parts, self.kind, self.shape, torch.float32), self.compute)
-        values, scale = parts
-        return Rounded(values, scale if self.kind == "float8" else (scale / 127)[:, None])
+        if self.kind == self.compute:
+            values, scale = parts
+            return Rounded(values, scale if self.kind == "float8" else (scale / 127)[:, None])
+        began = time.perf_counter()
+        found = rounded(_unpack(parts, self.kind, self.shape, torch.float32), self.compute)
+        if self.rounding is not None:
+            self.rounding.append(time.perf_counter() - began)
+        return found
 
     def pack(self) -> None:
         """Store the weight in the format that it is multiplied in, for good."""
@@ -273,6 +280,32 @@ def release_rounded(layers: Iterable[nn.Module]) -> None:
     """Let layers hold no rounded weights any more."""
     for layer in layers:
         layer.__dict__.pop(HOLDS, None)
+
+
+@contextmanager
+def releasing_rounded(model: nn.Module) -> Iterator[None]:
+    """Let a model's layers hold no rounded weights inside a `with` block, and hold them anew after it."""
+    holding = [layer for layer in model.modules() if HOLDS in layer.__dict__]
+    release_rounded(holding)
+    try:
+        yield
+    finally:
+        for layer in holding:
+            layer.__dict__[HOLDS] = {}
+
+
+@contextmanager
+def timing_rounding(layers: Iterable[nn.Module]) -> Iterator[list[float]]:
+    """Yield a list that gets the seconds in which a CPU rounds weights that `pack` would round for good."""
+    seconds: list[float] = []
+    timed = [layer.kept for layer in layers if isinstance(layer, _KeptLayer)]
+    for kept in timed:
+        kept.rounding = seconds
+    try:
+        yield seconds
+    finally:
+        for kept in timed:
+            kept.rounding = None
 
 
 def pack(layers: Iterable[nn.Module]) -> None:

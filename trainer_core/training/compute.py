@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..common.devices import kind_of
 from ..common.wording import count, names, say
-from ..memory import chosen_compute, hold_rounded, multiply_in, pack
+from ..memory import chosen_compute, hold_rounded, multiply_in, pack, timing_rounding
 from ..models import BaseModel
 from ..networks.rounded import rounding_layers
 from .batch import ReadConditioning
@@ -22,6 +22,7 @@ from .calibrate import first_passes
 from .state import Run
 
 BOUND = 0.98  # of the cosine to exact, of the prediction and of each block's gradient
+TURNS = 2  # passes of which the fastest counts
 FASTER = 0.9  # auto takes int8 where a pass takes at most this share of the exact one's time
 
 
@@ -90,8 +91,7 @@ def settle_compute(run: Run) -> None:
     _multiply(kind, blocks, chosen)
     for name in chosen:
         pack(blocks[name])
-    if run.base.host is not None:
-        hold_rounded([layer for name in chosen for layer in blocks[name]], run.base.host.holds)
+    _hold(run, blocks, chosen)
 
 
 def _decided(run: Run, kind: str, blocks: Mapping[str, Sequence[Any]], *, by_time: bool) -> tuple[str, list[str]]:
@@ -99,25 +99,33 @@ def _decided(run: Run, kind: str, blocks: Mapping[str, Sequence[Any]], *, by_tim
     read, looks, scale = run.reader(training=True), itertools.count(), run.scaler.get_scale()
     compiled, run.programs.in_use = run.programs.in_use, False
 
-    def look(chosen: Iterable[str]) -> FirstPass:
-        run.callbacks.phase(say("looking at the first batches"), min(next(looks), len(blocks)), len(blocks))
-        run.callbacks.check()
+    def look(chosen: Iterable[str], turns: int = 1) -> FirstPass:
         _multiply(kind, blocks, chosen)
-        return _look(run, read, scale)
+        if turns > 1:  # what the first of them rounds the others find, as the steps will
+            _hold(run, blocks, chosen)
+        found = []
+        for _ in range(turns):
+            run.callbacks.phase(say("looking at the first batches"), min(next(looks), len(blocks)), len(blocks))
+            run.callbacks.check()
+            found.append(_look(run, read, scale))
+        return min(found, key=_seconds)
+
+    def takes_less(rounded: FirstPass) -> bool:
+        said = f"a pass of the first batch takes {exact.seconds:.2g} s, in int8 {rounded.seconds:.2g} s"
+        less = rounded.seconds <= FASTER * exact.seconds
+        run.callbacks.note(f"Frozen layers multiply {'in int8' if less else 'exactly'}: {said}.")
+        return less
 
     try:
         exact = look(())
         while scale > 1 and not exact.finite:  # float16's scale has not settled yet
             scale /= 2
             exact = look(())
-        rounded = look(blocks)
+        rounded = look(blocks, TURNS if by_time else 1)
         if by_time:
-            exact, rounded = min(exact, look(()), key=_seconds), min(rounded, look(blocks), key=_seconds)
-            said = f"a pass of the first batch takes {exact.seconds:.2g} s, in int8 {rounded.seconds:.2g} s"
-            if rounded.seconds > FASTER * exact.seconds:
-                run.callbacks.note(f"Frozen layers multiply exactly: {said}.")
+            exact = min(exact, look(()), key=_seconds)
+            if not takes_less(rounded):
                 return "exact", []
-            run.callbacks.note(f"Frozen layers multiply in int8: {said}.")
         near, chosen = nearness(exact, rounded), list(blocks)
         if near.least < BOUND or near.least != near.least:
             alone = {name: nearness(exact, look([name])).least for name in blocks}
@@ -129,6 +137,8 @@ def _decided(run: Run, kind: str, blocks: Mapping[str, Sequence[Any]], *, by_tim
                 found = nearness(exact, look(best[:some]))
                 few, many, near = (some, many, found) if found.least >= BOUND else (few, some, near)
             chosen = best[:few]
+            if by_time and chosen and not takes_less(look(chosen, TURNS)):  # fewer blocks may spare less
+                return "exact", []
     finally:
         run.programs.in_use = compiled
     left = [name for name in blocks if name not in chosen]
@@ -158,17 +168,26 @@ def _multiply(kind: str, blocks: Mapping[str, Sequence[Any]], chosen: Iterable[s
         multiply_in(kind if name in inside else "", layers)
 
 
+def _hold(run: Run, blocks: Mapping[str, Sequence[Any]], chosen: Iterable[str]) -> None:
+    """Let chosen blocks whose weights another program holds keep them rounded, as far as memory allows."""
+    if run.base.host is not None:
+        hold_rounded([layer for name in chosen for layer in blocks[name]], run.base.host.holds)
+
+
 def _look(run: Run, read: ReadConditioning, scale: float) -> FirstPass:
-    """Predict the first batch and find its gradients, times a scale."""
-    began = time.perf_counter()
+    """Predict the first batch and find its gradients, times a scale.
+
+    Its seconds are without those of rounding weights that the steps will find rounded.
+    """
     with closing(first_passes(run, read)) as passes:
         seen = next(passes)
-        began = time.perf_counter()  # without encoding
-        prediction = seen.predict()
-        losses = run.objective.loss(prediction, seen)
-        if losses.requires_grad:
-            (scale * losses.sum()).backward()
-        seconds = time.perf_counter() - began
+        with timing_rounding(run.base.denoiser.module.modules()) as rounding:
+            began = time.perf_counter()  # without encoding
+            prediction = seen.predict()
+            losses = run.objective.loss(prediction, seen)
+            if losses.requires_grad:
+                (scale * losses.sum()).backward()
+            seconds = time.perf_counter() - began - sum(rounding)
     run.network.reverse(False)
     found: dict[str, list[Tensor]] = {}
     for trained in run.network.chosen:

@@ -14,6 +14,7 @@ from ....trainer_core.common.axes import Framing, Shape, size_text
 from ....trainer_core.common.wording import names as listed_names
 from ....trainer_core.config import RunConfig, SamplePicture, node, setting
 from ....trainer_core.config.optimizer import RATES
+from ....trainer_core.memory import releasing_rounded
 from ....trainer_core.models import Conditioning
 from ....trainer_core.models.sd.layers import PREFIX
 from . import gradients, names, vae
@@ -219,6 +220,8 @@ class ComfyUISampler:
         with ExitStack() as stack:
             as_trained = partner is None and self._wired.drawn_as_trained
             stack.enter_context(gradients.paused(in_training=as_trained))
+            for denoiser in self._wired.denoisers:  # the measured room is a step's, not that of a larger sample
+                stack.enter_context(releasing_rounded(denoiser.model))
             if partner is not None:
                 # The partner may be the MODEL with other patches; prompts go through the trained text encoders.
                 stack.enter_context(network.detached(PREFIX))
