@@ -10,6 +10,8 @@ from typing import Any
 from lora_atelier.bench.cases import CURVE, GPU, GPU_DRY, Case, Part
 from lora_atelier.bench.results import Results, found
 
+NODE = "TrainLoraNode"
+
 
 def gpu_parts(group: Sequence[Case], rounds: int, results: Results) -> list[Part]:
     """List all parts of the GPU suite: those of the goals first, beginning with the races of the largest model."""
@@ -25,13 +27,13 @@ def gpu_parts(group: Sequence[Case], rounds: int, results: Results) -> list[Part
 
 def case_parts(case: Case, rounds: int, results: Results) -> list[Part]:
     """List the parts of a case, with the reason for each part that is left out."""
-    parts, why = [describe(case)], stock_left_out(case)
+    parts, why = [describe(case)], stock_left_out(case) if case.stock_steps else ""
     results.data["rounds"] = rounds
     for i, race in enumerate(races_of(case, rounds)):
         parts.append(race)
         if why:
             results.leave_out(stock(case, i), why)
-        elif i < rounds:
+        elif i < rounds and case.stock_steps:
             parts.append(stock(case, i))
     parts += [alone(case, name) for name in sorted(case.contenders, key="compiled".__eq__)]
     if case.loop_steps and has_comfyui():
@@ -51,14 +53,19 @@ def case_result(case: Case, data: dict[str, Any]) -> dict[str, Any]:
     def get(title: str, part: Part) -> dict[str, Any]:
         result = found(data, part)
         reasons = {title: result["left_out"]} if "left_out" in result else result.get("without", {})
-        left_out.extend(f"{name} was left out: {why.rstrip('.')}." for name, why in reasons.items())
+        left_out.extend(
+            f"{NODE if name == 'stock' else name} was left out: {why.rstrip('.')}." for name, why in reasons.items()
+        )
         return {} if "left_out" in result else result
 
     rounds = []
     for i, race in enumerate(races_of(case, data["rounds"])):
-        rounds.append({"race": get("The race" + ("" if i else ", first round,"), race).get("steps", [])})
-        if i < data["rounds"] and (timings := get("TrainLoraNode", stock(case, i))):
-            rounds[-1]["stock"] = timings
+        raced = get("The race" + ("" if i else ", first round,"), race)
+        apart = get(NODE, stock(case, i)) if case.stock_steps and i < data["rounds"] else {}
+        timings = apart or raced.get("stock", {})
+        rounds.append({"race": raced.get("steps", []), **({"stock": timings} if timings else {})})
+    if not case.stock_steps and not case.stock_needs:
+        left_out.append(f"{NODE} was left out: it is not measured in this case.")
     memory = {name: get(f"{name} alone", alone(case, name)) for name in case.contenders}
     return {
         "case": described["case"],
@@ -99,8 +106,9 @@ def describe(case: Case) -> Part:
 
 def races_of(case: Case, rounds: int) -> list[Part]:
     """The races of a case: one without a compiler, then those with one, which may be slow or fail."""
-    quick = [name for name in case.contenders if name != "compiled"]
-    fields = [quick] * (len(quick) < len(case.contenders)) + [list(case.contenders)] * rounds
+    field = [*case.contenders, *(["stock"] if case.stock_needs else [])]
+    quick = [name for name in field if name != "compiled"]
+    fields = [quick] * (len(quick) < len(field)) + [field] * rounds
     return [{"what": "race", "case": case.name, "contenders": field, "round": i} for i, field in enumerate(fields)]
 
 
@@ -126,18 +134,16 @@ def stock(case: Case, number: int) -> Part:
 
 def stock_left_out(case: Case) -> str:
     """Explain why ComfyUI's node is left out of a case; "" if it is not."""
-    if not case.stock_steps:
-        return "it is not measured in this case."
     if not has_comfyui():
         return "COMFYUI_PATH names no ComfyUI folder."
     meminfo = Path("/proc/meminfo")
-    if case.device != "cpu" or not meminfo.exists():
+    if not case.stock_needs or not meminfo.exists():
         return ""
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024 / 1e6
     if free >= case.stock_needs:
         return ""
-    return f"it needs about {case.stock_needs:,} MB and {free:,.0f} MB were free."
+    return f"a race with it needs about {case.stock_needs:,} MB and {free:,.0f} MB were free."
 
 
 def has_comfyui() -> bool:

@@ -53,7 +53,9 @@ def build_ratios(result: dict[str, Any]) -> list[Ratio]:
     ]
     stock = [round_ for round_ in result["rounds"] if round_.get("stock")]
     if stock:
-        values = [median(r["stock"]["seconds"]) / median(s["ours"]["seconds"] for s in r["race"]) for r in stock]
+        values = pairs(result, "stock", "ours") or [  # apart from the race: round by round
+            median(r["stock"]["seconds"]) / median(s["ours"]["seconds"] for s in r["race"]) for r in stock
+        ]
         ratios.append(build_ratio("seconds per step, TrainLoraNode / ours", values, least=4))
         if ours := memory(result, "ours"):
             values = [ours["peak"] / r["stock"]["peak"] for r in stock]

@@ -1,4 +1,4 @@
-"""Time ComfyUI's own TrainLoraNode, executed in this process as its server would execute it.
+"""Time ComfyUI's own TrainLoraNode, executed in this process as its server would execute it: alone, or in turns.
 
 The node computes in float32 when training_dtype is "fp32": it then casts every weight to float32, and torch.autocast,
 which knows no float32 on either device, turns itself off. The dtype that reaches the UNet's layers is recorded.
@@ -12,7 +12,8 @@ import json
 import os
 import sys
 import time
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,38 @@ SIZE_NUMBERS = 6 * 256  # channels of Stable Diffusion XL's size and crop number
 
 
 def main() -> None:
-    """Read a case as a line of JSON, run the node on it, and print the measurements."""
+    """Read a case as a line of JSON, run the node on it, and send the measurements.
+
+    A case with turns takes a step for each line, the uncounted ones for the first; after the last it sends all of them.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
-    case = CASES[json.loads(sys.stdin.readline())["case"]]
+    part = json.loads(sys.stdin.readline())
+    case = CASES[part["case"]]
     # ComfyUI reads the command line when it is imported, and `import nodes` must find its own.
     sys.argv = [sys.argv[0], *(["--cpu"] if case.device == "cpu" else [])]
     sys.path[0] = os.environ["COMFYUI_PATH"]
     import comfy.options
 
     comfy.options.enable_args_parsing()
-    publish(options.out, 0, run_stock(case))
+    numbers = count()
+
+    def wait(seconds: float) -> None:
+        publish(options.out, next(numbers), {"seconds": seconds})
+        if not sys.stdin.readline():
+            sys.exit()
+
+    found = run_stock(case, part["turns"], wait) if "turns" in part else run_stock(case, case.stock_steps)
+    publish(options.out, next(numbers), found)
 
 
-def run_stock(case: Case) -> dict[str, Any]:
-    """Train a case's steps after uncounted ones; return their seconds, memory in MB and the trained tensors."""
+def run_stock(case: Case, steps: int, wait: Callable[[float], None] | None = None) -> dict[str, Any]:
+    """Train steps after uncounted ones; return their seconds, memory in MB and the trained tensors.
+
+    wait: gets the seconds of the last uncounted step and of each after it but the last, and returns when it is this
+    node's turn again.
+    """
     import comfy.sd
     import comfy_extras.nodes_train as stock
     import torch
@@ -52,7 +69,8 @@ def run_stock(case: Case) -> dict[str, Any]:
     device = torch.device(case.device)
     uncounted = 1 if case.device == "cpu" else 2
     register_tiny()
-    ends: list[float] = []
+    taken: list[float] = []  # seconds of each step; those of the first include what comes before it
+    since = now(device)
     computed: set[str] = set()
 
     def look(module: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -60,8 +78,12 @@ def run_stock(case: Case) -> dict[str, Any]:
             computed.add(str(output.dtype).removeprefix("torch."))
 
     def end_step(*_: Any) -> None:
+        nonlocal since
         looking.remove()  # the first step, which is not counted, has shown it
-        ends.append(now(device))
+        taken.append(now(device) - since)
+        if wait and uncounted <= len(taken) < uncounted + steps:
+            wait(taken[-1])
+        since = now(device)
 
     with torch.inference_mode():  # as ComfyUI's executor
         path = str(ready(case.base))
@@ -78,7 +100,7 @@ def run_stock(case: Case) -> dict[str, Any]:
             "latents": {"samples": latents},
             "positive": [[context, more]],
             "batch_size": case.batch,
-            "steps": case.stock_steps + uncounted,
+            "steps": steps + uncounted,
             "grad_accumulation_steps": 1,
             "learning_rate": 0.0005,
             "rank": case.rank,
@@ -104,7 +126,7 @@ def run_stock(case: Case) -> dict[str, Any]:
         hook.remove()
     lora = output.args[0]
     return {
-        "seconds": [later - earlier for earlier, later in pairwise(ends)][uncounted - 1 :],
+        "seconds": taken[uncounted:],
         "whole": time.perf_counter() - began,
         "loaded": loaded,
         "peak": read_peak(device),

@@ -6,6 +6,7 @@ import argparse
 import gc
 import json
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from lora_atelier.bench.bases import empty_unet, load_unet, matrices_of
-from lora_atelier.bench.cases import BASES, CASES, CURVE, Case, Setting
+from lora_atelier.bench.cases import BASES, CASES, CURVE, PATIENCE, Case, Setting
 from lora_atelier.bench.contenders import (
     CONTENDERS,
     CannotCompile,
@@ -30,7 +31,8 @@ from lora_atelier.bench.contenders import (
 from lora_atelier.bench.estimates import estimate
 from lora_atelier.bench.loop import time_loop
 from lora_atelier.bench.measure import describe_machine, now, read_overhead, read_peak, read_reserved, start_peak
-from lora_atelier.bench.results import publish
+from lora_atelier.bench.parts import stock_left_out
+from lora_atelier.bench.results import Child, publish
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.memory import DTYPES, kept_activations, room_for_programs
 
@@ -95,12 +97,41 @@ def frozen_unet(case: Case) -> torch.nn.Module:
 
 
 def race_case(case: Case, contenders: list[str]) -> dict[str, Any]:
-    """Race contenders on a case; return their steps, and the reasons of those that left."""
+    """Race contenders on a case; return their steps, the reasons of those that left, and what the node told of itself.
+
+    ComfyUI's node takes its turns in a process of its own.
+    """
+    why = stock_left_out(case) if "stock" in contenders else ""
+    own = [name for name in contenders if name != "stock"]
     unet = frozen_unet(case)
     batch = build_batch(unet, case.resolution, case.batch, torch.device(case.device), DTYPES[case.dtype])
-    with room_for_programs("compiled" in contenders):
-        steps, without = race(unet, batch, _lora(case), contenders, case.race_steps)
-    return {"steps": steps, "without": without}
+    with room_for_programs("compiled" in own):
+        if why or own == contenders:
+            steps, without = race(unet, batch, _lora(case), own, case.race_steps)
+            return {"steps": steps, "without": without | ({"stock": why} if why else {})}
+        with closing(Node(case)) as node:
+            steps, without = race(unet, batch, _lora(case), own, case.race_steps, {"stock": node.step})
+    return {"steps": steps, "without": without, **({"stock": node.told} if node.told else {})}
+
+
+class Node:
+    """ComfyUI's node in a process of its own, which takes a step for each call; `told`: what it says after the last."""
+
+    def __init__(self, case: Case) -> None:
+        self._part = {"what": "stock", "case": case.name, "turns": case.race_steps}
+        self._process, self.told = Child(self._part), {}
+
+    def step(self) -> dict[str, float]:
+        """Let the node take a step, the first time the uncounted ones; return its seconds."""
+        told = self._process.measure(self._part, PATIENCE)
+        if isinstance(told["seconds"], list):
+            self.told = told
+            return {"seconds": told["seconds"][-1]}
+        return told
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.end()
 
 
 def measure_alone(case: Case, contender: str, setting: Setting) -> dict[str, Any]:

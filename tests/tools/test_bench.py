@@ -1,6 +1,7 @@
 """The benchmark itself, at toy size: it runs, its contenders compute the same, and it reports what it measured."""
 
 import copy
+import itertools
 import json
 import logging
 import re
@@ -140,6 +141,28 @@ def test_a_failing_contender_costs_itself_alone(unet, monkeypatch):
         contenders.race(unet, batch_for(unet), LORA, ["no memory", "compiled"], 1)
 
 
+def test_a_contender_of_another_process_takes_its_turn_in_each_and_costs_itself_alone(unet):
+    told = itertools.count(1)
+
+    def step():
+        if (number := next(told)) == 4:
+            raise results.PartFailed("it ended with status 1")
+        return {"seconds": float(number)}
+
+    steps, without = contenders.race(unet, batch_for(unet), LORA, ["frozen", "ours"], 4, {"stock": step})
+    assert [step.get("stock", {}).get("seconds") for step in steps] == [2.0, 3.0, None, None]  # the first was warm-up
+    assert all({"frozen", "ours"} <= set(step) for step in steps) and without == {"stock": "it ended with status 1"}
+
+
+def test_a_race_without_room_for_the_node_is_run_without_it(monkeypatch):
+    monkeypatch.setattr(worker, "stock_left_out", lambda case: "it needs more.")
+    monkeypatch.setattr(worker, "Node", None)
+    (part,) = parts.races_of(cases.CASES["tiny-cpu-dry"], 1)
+    assert part["contenders"] == ["frozen", "ours", "peft", "stock"]
+    raced = worker.measure(part | {"contenders": ["frozen", "stock"]})
+    assert raced["without"] == {"stock": "it needs more."} and set(raced["steps"][0]) == {"frozen"}
+
+
 def test_preparing_a_twin_leaves_the_shared_weights_alone(unet):
     before = copy.deepcopy(unet.state_dict())
     memory = MemoryConfig(checkpointing="full", channels_last="on", offload_weights="all", offload_activations="off")
@@ -267,6 +290,14 @@ def test_ratios_are_those_of_pairs():
     ratios = report.build_ratios(measured())
     assert [r.middle for r in ratios] == pytest.approx([1.1, 0.88, 5.0, 0.3, 0.01])
     assert all(ratio.met for ratio in ratios)
+
+
+def test_the_nodes_ratio_is_of_turns_where_it_takes_turns():
+    result = measured()
+    turns = [step | {"stock": {"seconds": 22.0}} for step in result["rounds"][0]["race"]]
+    result["rounds"] = [{"race": turns, "stock": {**result["rounds"][0]["stock"], "seconds": [22.0] * 5}}]
+    ratio = next(each for each in report.build_ratios(result) if each.name == "seconds per step, TrainLoraNode / ours")
+    assert (ratio.middle, ratio.count) == (pytest.approx(10.0), 5)
 
 
 def test_a_missed_target_is_printed_as_missed():
@@ -852,6 +883,26 @@ def test_a_slider_is_trained_from_red_to_blue_and_reported_by_strength(of, train
 def as_tensor(path):
     with Image.open(path) as picture:
         return pil_to_tensor(picture.convert("RGB")).movedim(0, -1).int()
+
+
+@pytest.mark.thorough
+@pytest.mark.thorough
+def test_the_node_takes_turns_with_all_others_step_by_step(monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    case = cases.CASES["tiny-cpu-dry"]
+    (part,) = parts.races_of(case, 1)
+    raced = worker.measure(part)
+    assert not raced["without"] and len(raced["steps"]) == case.race_steps
+    assert all(set(step) == {"frozen", "ours", "peft", "stock"} for step in raced["steps"])
+    told = raced["stock"]
+    assert told["seconds"] == [step["stock"]["seconds"] for step in raced["steps"]]
+    assert told["adapters"] > 80 and told["tensors"] > told["adapters"] and told["peak"] > told["loaded"] > 0
+    described = measured(case=case)["described"] | {"case": asdict(case)}
+    known = {results.key(part): raced, results.key(parts.describe(case)): described}
+    result = parts.case_result(case, {"rounds": 1, "parts": known, "left_out": {}})
+    text = report.render(result | STAMP)
+    assert "| seconds per step, TrainLoraNode / ours | " in text and f"n = {case.race_steps} | " in text
+    assert f"trained {told['tensors']} tensors, {told['adapters']} LoRA layers" in text
 
 
 @pytest.mark.thorough
