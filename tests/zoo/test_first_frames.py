@@ -1,11 +1,14 @@
-"""Image to video: a clip is trained and drawn from its first frame, which the model sees as by ComfyUI's own nodes."""
+"""Image to video: a clip is trained and drawn from its first frame, and its last, as by ComfyUI's own nodes."""
+
+from collections import Counter
 
 import comfy.sample
 import comfy.sd
 import pytest
 import torch
 from comfy_extras.nodes_hunyuan import HunyuanImageToVideo, HunyuanVideo15ImageToVideo
-from comfy_extras.nodes_wan import WanImageToVideo
+from comfy_extras.nodes_lt import LTXVImgToVideo
+from comfy_extras.nodes_wan import Wan22ImageToVideoLatent, WanFirstLastFrameToVideo, WanImageToVideo
 from durable import Cut, cut_at, equal
 from PIL import Image
 from zoo.again import again
@@ -18,11 +21,23 @@ from zoo.zoo import BASES, ZOO, build
 
 from lora_atelier.nodes.comfyui.connected.architecture import begins, describe
 from lora_atelier.trainer_core.common.axes import Framing
-from lora_atelier.trainer_core.config import MemoryConfig, SampleConfig
+from lora_atelier.trainer_core.config import (
+    ClipConfig,
+    ConceptConfig,
+    DatasetConfig,
+    Defaults,
+    MemoryConfig,
+    SampleConfig,
+    fill_dataset,
+)
+from lora_atelier.trainer_core.data.plan import build_plan
+from lora_atelier.trainer_core.data.scan import scan
+from lora_atelier.trainer_core.objective import objective
 
 ROWS = [row for row in ("wan21_i2v", "wan22_i2v", "hunyuan_i2v", "skyreels_i2v") if row in ZOO or row in BASES]
 IMAGE_TO_VIDEO = [*ROWS, *(row for row in ("hunyuan_video15",) if row in ZOO)]
 FRAMES, SIDE = 9, 64
+KEEPING = [row for row in ("wan22_5b", "ltxv", "ltxav") if row in ZOO]
 
 
 def linked_to(row):
@@ -32,8 +47,10 @@ def linked_to(row):
     return linked(row, patcher)
 
 
-def by_node(row, live, wired, picture):
-    """Add a first frame, (1, H, W, 3) in 0..1, to a CONDITIONING by ComfyUI's node for a base."""
+def by_node(row, live, wired, picture, *last):
+    """Add a first frame, (1, H, W, 3) in 0..1, and perhaps a last one, to a CONDITIONING by ComfyUI's node."""
+    if last:
+        return WanFirstLastFrameToVideo.execute(wired, wired, live.vae, SIDE, SIDE, FRAMES, 1, picture, *last).result[0]
     if row in ("hunyuan_i2v", "skyreels_i2v"):
         given = wired, live.vae, SIDE, SIDE, FRAMES, 1, "v1 (concat)", picture
         return HunyuanImageToVideo.execute(*given).result[0]
@@ -49,7 +66,7 @@ def test_a_first_frame_is_seen_as_by_comfyuis_node(row, monkeypatch):
     shape = base.latents.channels, *base.latents.axes((SIDE, SIDE, FRAMES))
     shown = pixels(1, SIDE)[..., :SIDE]
     reference = base.controls.encode(base.autoencoder.module, shown, length=FRAMES)
-    assert reference.shape == (1, *shape)
+    assert reference.shape[2:] == shape[1:]
     with torch.no_grad():
         whole = [Framing.whole((SIDE, SIDE, FRAMES))]
         batch = base.conditions.batch([base.text.encode("a mossling", CPU)], whole, CPU, None, [[reference[0]]])
@@ -65,6 +82,75 @@ def test_a_first_frame_is_seen_as_by_comfyuis_node(row, monkeypatch):
     assert len(first.unique()) > 100 and not torch.equal(first, rest[:, :, 0])
 
 
+def test_a_last_frame_is_seen_beside_the_first_as_by_comfyuis_node(monkeypatch):
+    config = linked_to("wan21_i2v")
+    live, base = live_of(config), source_of(config).outline()
+    calls = recorded(live.model, monkeypatch)
+    shape = base.latents.channels, *base.latents.axes((SIDE, SIDE, FRAMES))
+    both = torch.stack([pixels(seed, SIDE)[..., :SIDE] for seed in (1, 2)], 2)
+    reference = base.controls.encode(base.autoencoder.module, both, length=FRAMES)
+    with torch.no_grad():
+        whole = [Framing.whole((SIDE, SIDE, FRAMES))]
+        batch = base.conditions.batch([base.text.encode("a mossling", CPU)], whole, CPU, None, [[reference[0]]])
+        base.denoiser.predict(torch.randn(1, *shape), torch.tensor([500]), batch)
+    first, last = ((both + 1) / 2).movedim(1, -1).split(1, 1)
+    wired = by_node("wan21_i2v", live, captioned(live, base, "a mossling"), first[0], last[0])
+    empty = torch.zeros(1, *shape)
+    comfy.sample.sample(live.model, empty, 1, 1.0, "euler", "simple", wired, wired, empty, disable_pbar=True, seed=1)
+    seen, wanted = (call["c_concat"] for call in calls)
+    assert torch.equal(seen, wanted)
+    assert seen[0, :4, :, 0, 0].tolist() == [[1, 0, 0]] * 3 + [[1, 0, 1]]  # frames 0, and 8 of those in fours
+
+
+def kept_by_node(row, live, picture):
+    """Write a first frame, (1, H, W, 3) in 0..1, into a LATENT by ComfyUI's node for a base."""
+    if row == "wan22_5b":
+        return Wan22ImageToVideoLatent.execute(live.vae, SIDE, SIDE, FRAMES, 1, picture).result[0]
+    return LTXVImgToVideo.execute([], [], picture, live.vae, SIDE, SIDE, FRAMES, 1, 1.0).result[2]
+
+
+@pytest.mark.parametrize("row", KEEPING)
+def test_a_kept_first_frame_is_seen_without_noise_as_by_comfyuis_node(row, monkeypatch):
+    config = linked(row)
+    live, base = live_of(config), source_of(config).outline()
+    calls, own = [], live.model.model.apply_model
+
+    def apply_model(x, t, **given):
+        calls.append({"x": x.clone(), "t": t, **{n: v for n, v in given.items() if n != "transformer_options"}})
+        return own(x, t, **given)
+
+    monkeypatch.setattr(live.model.model, "apply_model", apply_model)
+    shape = base.latents.channels, *base.latents.axes((SIDE, SIDE, FRAMES))
+    picture, noise = pixels(1, SIDE)[..., :SIDE], torch.randn(1, *shape, generator=torch.Generator().manual_seed(4))
+    reference = base.controls.encode(base.autoencoder.module, picture, length=FRAMES)
+    with torch.no_grad():
+        whole = [Framing.whole((SIDE, SIDE, FRAMES))]
+        batch = base.conditions.batch([base.text.encode("a mossling", CPU)], whole, CPU, None, [[reference[0]]])
+        base.denoiser.predict(noise, torch.tensor([len(base.noise.alpha) - 1]), batch)
+    wired, latent = captioned(live, base, "a mossling"), kept_by_node(row, live, (picture.movedim(1, -1) + 1) / 2)
+    comfy.sample.sample(
+        live.model,
+        noise,
+        1,
+        1.0,
+        "euler",
+        "simple",
+        wired,
+        wired,
+        latent["samples"],
+        noise_mask=latent["noise_mask"],
+        disable_pbar=True,
+        seed=1,
+    )
+    seen, wanted = calls
+    assert seen.keys() == wanted.keys() and "denoise_mask" in seen
+    for name in ("x", "t"):  # the highest level of LTX-Video is 1 up to rounding
+        torch.testing.assert_close(wanted.pop(name), seen[name], rtol=0, atol=1e-5)
+    assert not [name for name in wanted if not same(seen[name], wanted[name])]
+    assert len(seen["x"][:, :, 0].unique()) > 10 and not torch.equal(seen["x"][:, :, 0], noise[:, :, 0])
+    assert torch.equal(seen["x"][:, :, 1:], noise[:, :, 1:])
+
+
 @pytest.fixture(scope="module")
 def films(concept, tmp_path_factory):  # noqa: F811
     """Copy the clips of the concept without its picture."""
@@ -75,22 +161,38 @@ def films(concept, tmp_path_factory):  # noqa: F811
     return folder
 
 
-@pytest.mark.parametrize("row", ["wan22_i2v", *again(*(each for each in IMAGE_TO_VIDEO if each != "wan22_i2v"))])
-def test_clips_train_from_their_first_frames_and_are_drawn_from_one(row, films, tmp_path):
-    seen = torch.randint(256, (1, SIDE, SIDE, 3), generator=torch.Generator().manual_seed(2)).byte()
-    Image.fromarray(seen[0].numpy()).save(tmp_path / "seen.png")
-    prompt = f"a mossling --n dull --ci {tmp_path / 'seen.png'}"
-    sample = SampleConfig(prompts=(prompt,), width=SIDE, height=SIDE, steps=2, seed=3, cfg=2.0, frames=FRAMES)
+def with_clips(config, **changes):
+    """Change how the clips of a run are trained."""
+    (one,) = config.dataset.concepts
+    return config.replace(dataset=DatasetConfig(concepts=(one.replace(clips=one.clips.replace(**changes)),)))
+
+
+FIRST_ALONE = [(row, 1) for row in IMAGE_TO_VIDEO if row != "wan22_i2v"]
+
+
+@pytest.mark.parametrize(
+    ("row", "pictures"), [("wan22_i2v", 2), *again(("wan22_i2v", 1), ("wan21_i2v", 2), *FIRST_ALONE)]
+)
+def test_clips_train_from_their_first_frames_and_are_drawn_from_one(row, pictures, films, tmp_path):
+    seen = torch.randint(256, (2, SIDE, SIDE, 3), generator=torch.Generator().manual_seed(2)).byte()
+    for number in range(2):
+        Image.fromarray(seen[number].numpy()).save(tmp_path / f"{number}.png")
+    named = " ".join(f"--ci {tmp_path / f'{number}.png'}" for number in range(pictures))
+    sample = SampleConfig(
+        prompts=(f"a mossling --n dull {named}",), width=SIDE, height=SIDE, steps=2, seed=3, cfg=2.0, frames=FRAMES
+    )
     base = linked_to(row)
 
     def configured():
-        return of_clips(row, films, steps=4, batch_size=1).replace(base_model=base, sample=sample)
+        config = with_clips(of_clips(row, films, steps=4, batch_size=1), last_frame=0.5 * (pictures > 1))
+        return config.replace(base_model=base, sample=sample)
 
     whole, notes = run_measured(configured(), tmp_path / "whole")
     assert whole.finished and not any("could not be drawn" in note or "stay empty" in note for note in notes), notes
     live, model = live_of(base), source_of(base).outline()
     patched, _ = comfy.sd.load_lora_for_models(live.model, None, dict(whole.tensors), 1.0, 0.0)
-    wired = [by_node(row, live, captioned(live, model, words), seen / 255) for words in ("a mossling", "dull")]
+    given = (seen[:1] / 255, seen[1:] / 255) if pictures > 1 else (seen[:1] / 255,)
+    wired = [by_node(row, live, captioned(live, model, words), *given) for words in ("a mossling", "dull")]
     if (guidance := model.sampling.guidance) is not None:
         wired = [[[cross, {**extra, "guidance": guidance}]] for ((cross, extra),) in wired]
     empty = torch.zeros(1, model.latents.channels, *model.latents.axes((SIDE, SIDE, FRAMES)))
@@ -104,6 +206,83 @@ def test_clips_train_from_their_first_frames_and_are_drawn_from_one(row, films, 
     assert "Resumed after step 2" in resumed.origin and equal(resumed.tensors, whole.tensors)
     lived, _ = run(configured().replace(memory=MemoryConfig(encodings="none")), tmp_path / "live")
     assert lived.losses == whole.losses and torch.equal(lived.samples, whole.samples)
+
+
+@pytest.mark.parametrize("row", ["wan22_5b", *again(*KEEPING[1:])])
+def test_clips_train_with_their_first_frames_kept_at_a_share_of_the_visits(row, films, tmp_path, monkeypatch):
+    seen = torch.randint(256, (1, SIDE, SIDE, 3), generator=torch.Generator().manual_seed(2)).byte()
+    Image.fromarray(seen[0].numpy()).save(tmp_path / "seen.png")
+    prompt, base, masks = f"a mossling --n dull --ci {tmp_path / 'seen.png'}", linked(row), []
+    sample = SampleConfig(prompts=(prompt,), width=SIDE, height=SIDE, steps=2, seed=3, cfg=2.0, frames=FRAMES)
+    own = objective.sample_losses
+
+    def losses(prediction, target, mask, normalize, *rest):
+        masks.append(mask)
+        if mask is not None:  # what is predicted of a kept frame decides nothing
+            wild = prediction.clone()
+            wild[:, :, 0] += 100
+            found = [own(each, target, mask, normalize, *rest) for each in (prediction, wild)]
+            torch.testing.assert_close(*found, rtol=0, atol=0)
+            plain = own(prediction[:, :, 1:], target[:, :, 1:], None, None, *rest)
+            torch.testing.assert_close(found[0], plain)
+        return own(prediction, target, mask, normalize, *rest)
+
+    monkeypatch.setattr(objective, "sample_losses", losses)
+
+    def configured(share=0.5):
+        config = with_clips(of_clips(row, films, steps=8, batch_size=1), first_frame=share)
+        return config.replace(base_model=base, sample=sample)
+
+    whole, notes = run_measured(configured(), tmp_path / "whole")
+    assert whole.finished and not any("could not be drawn" in note or "stay empty" in note for note in notes), notes
+    assert {mask is None for mask in masks} == {True, False}
+    live, model = live_of(base), source_of(base).outline()
+    patched, _ = comfy.sd.load_lora_for_models(live.model, None, dict(whole.tensors), 1.0, 0.0)
+    wired, latent = (
+        [captioned(live, model, words) for words in ("a mossling", "dull")],
+        kept_by_node(row, live, seen / 255),
+    )
+    noise = comfy.sample.prepare_noise(latent["samples"], 3)
+    given = model.sampling.sampler, model.sampling.scheduler, *wired, latent["samples"]
+    more = {"noise_mask": latent["noise_mask"], "disable_pbar": True, "seed": 3}
+    drawn = comfy.sample.sample(patched, noise, 2, 2.0, *given, **more)
+    assert (whole.samples - live.vae.decode(drawn)[0]).abs().max() <= 1.5 / 255
+    with pytest.raises(Cut):
+        run(configured(), tmp_path / "cut", step=cut_at(3))
+    resumed, _ = run(configured(), tmp_path / "cut")
+    assert "Resumed after step 3" in resumed.origin and equal(resumed.tensors, whole.tensors)
+    lived, _ = run(configured().replace(memory=MemoryConfig(encodings="none")), tmp_path / "live")
+    assert lived.losses == whole.losses and torch.equal(lived.samples, whole.samples)
+    never, _ = run(configured(0.0), tmp_path / "never")
+    assert never.losses != whole.losses
+
+
+@pytest.mark.parametrize(("own", "share", "wanted"), [("clip_keeps", 0.25, {0, 1}), ("clip_begins", 0.75, {1, 2})])
+def test_frames_are_seen_at_their_share_of_the_visits(own, share, wanted, films):
+    clips = ClipConfig(frames=(9,), **{"first_frame" if own == "clip_keeps" else "last_frame": share})
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(films), clips=clips),))
+    dataset = fill_dataset(dataset, Defaults(clip_step=4, clip_rate=16.0, **{own: True}))
+    config = of_clips("wan21_t2v", films, steps=400, batch_size=1)
+    plan = build_plan(scan(dataset), dataset, config.train)
+    samples = [sample for step in range(400) for batch in plan.step(step) for sample in batch.samples]
+    counts = Counter(sample.seen for sample in samples)
+    assert counts.keys() == wanted and abs(counts[max(wanted)] / 400 - share) < 0.06
+    assert plan.all_references() == {each for sample in samples for each in plan.shown(sample)}
+    assert {sample.picture for sample in samples if sample.seen == max(wanted)} == {0, 1}
+    ends = {(each.crop.frames, each.last and each.last[1].frames) for each in plan.all_references() if each.last}
+    assert ends == ({((0,), (8,))} if own == "clip_begins" else set())
+
+
+def test_frames_that_a_model_does_not_see_are_refused(films, tmp_path):
+    for row, changes, wanted in (
+        ("wan21_t2v", {"last_frame": 0.5}, "^Wan sees no last frame of a clip; set last_frame of Clips to 0"),
+        ("wan22_5b", {"last_frame": 0.5}, "^Wan 2.2 5B sees no last frame of a clip; set last_frame of Clips to 0"),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            run(with_clips(of_clips(row, films), **changes), tmp_path / row)
+    one = SampleConfig(prompts=(f"a mossling --ci {films / 'seen.png'}",), width=SIDE, height=SIDE, frames=1)
+    with pytest.raises(ValueError, match="begins clips with a control picture; set --f in it to 5 or more, or remove"):
+        run(of_clips("wan22_5b", films).replace(sample=one), tmp_path / "one")
 
 
 @pytest.mark.parametrize("_", again("both"))

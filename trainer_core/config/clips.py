@@ -9,6 +9,7 @@ from .base import Config
 from .rows import row
 
 OPEN_RATE = -1.0  # the rate that the model was made for
+LATEST = 1 - 2**-24  # the largest draw
 MOST_TAKEN = 1025  # frames of an excerpt
 
 
@@ -47,6 +48,31 @@ class ClipConfig(Config):
     most_frames: int = row(
         81, "Frames of a clip at most. More need more memory.", (1, MOST_TAKEN), acts_with=("take", ("full",))
     )
+    first_frame: float = row(
+        0.0,
+        "Share of the visits at which a model that draws clips from captions or from a picture, as Wan 2.2 5B and "
+        "LTX-Video, keeps the first frame: it sees it without noise, and the loss leaves it out. A model of image to "
+        "video sees it always.",
+        (0, 1, 0.05),
+    )
+    last_frame: float = row(
+        0.0,
+        "Share of the visits at which an image-to-video model of Wan sees the last frame beside the first one, as by "
+        "ComfyUI's node WanFirstLastFrameToVideo.",
+        (0, 1, 0.05),
+    )
     # Of the model: frames beyond the first come in groups of so many; 0: it draws single pictures.
     step: int = 0
     begins: bool = False  # of the model: it draws a clip from its first frame
+    keeps: bool = False  # of the model: it may keep a clip's first frame
+
+    def seen_at(self, first: float, last: float) -> int:
+        """Count the frames of a clip, the first and the last, that the model sees at a visit, by draws in 0..1."""
+        if not self.begins:
+            return int(self.keeps and first < self.first_frame)
+        return 2 if last < self.last_frame else 1
+
+    @property
+    def seen(self) -> set[int]:
+        """The numbers of frames that it sees at some visits."""
+        return {self.seen_at(first, last) for first in (0.0, LATEST) for last in (0.0, LATEST)}

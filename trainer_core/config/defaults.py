@@ -38,6 +38,7 @@ class Defaults:
     clip_step: int = 0  # frames of a clip per latent frame after the first; 0: the model draws single pictures
     clip_rate: float = 0.0  # frames per second that it was made for
     clip_begins: bool = False  # it draws a clip from its first frame
+    clip_keeps: bool = False  # it may keep a clip's first frame
 
 
 def fill(config: RunConfig, defaults: Defaults) -> RunConfig:
@@ -89,10 +90,11 @@ def fill_dataset(dataset: DatasetConfig, defaults: Defaults, *, live: bool = Fal
 def fill_clips(clips: ClipConfig | None, defaults: Defaults) -> ClipConfig | None:
     """Fill in the rate of clips and the frames that a model of clips takes; None stays for others."""
     if not defaults.clip_step:
-        return clips and clips.replace(step=0, begins=False)  # as a run of another model may have left it
+        return clips and clips.replace(step=0, begins=False, keeps=False)  # as a run of another model may have left it
     clips = clips or ClipConfig()
     rate = defaults.clip_rate if clips.rate == OPEN_RATE else clips.rate
-    return clips.replace(rate=rate, step=defaults.clip_step, begins=defaults.clip_begins)
+    own = {"step": defaults.clip_step, "begins": defaults.clip_begins, "keeps": defaults.clip_keeps}
+    return clips.replace(rate=rate, **own)
 
 
 def fill_lora(lora: LoraConfig, defaults: Defaults) -> LoraConfig:

@@ -36,6 +36,7 @@ class SamplingDefaults:
     time: int = 0  # frames of a clip for each step of its latents behind the first; 0: the model draws no clips
     rate: int = 0  # frames a second of a clip
     begins: bool = False  # a control picture is the first frame of a clip
+    keeps: bool = False  # and of nothing else
 
     def length(self, frames: int) -> int:
         """Round the frames of a clip down to a length that the model draws: one frame, and a multiple of `time`."""
@@ -225,4 +226,9 @@ def check_samples(config: SampleConfig, defaults: SamplingDefaults, title: str) 
             pictures = "single pictures from a control picture" if defaults.time else "single pictures"
             raise ValueError(
                 f"Prompt {number} asks for {frames} frames, but {title} draws {pictures}; set {place} to 1."
+            )
+        if line.controls and defaults.keeps and frames == 1:
+            raise ValueError(
+                f"Prompt {number} draws one picture, but {title} begins clips with a control picture; set --f in it to "
+                f"{1 + defaults.time} or more, or remove --ci."
             )

@@ -96,12 +96,21 @@ def painted_key(
     )
 
 
-def reference_key(*, picture_digest: str, crop: Crop, background: str, vae_id: str, length: int = 0) -> str:
+def reference_key(
+    *,
+    picture_digest: str,
+    crop: Crop,
+    background: str,
+    vae_id: str,
+    length: int = 0,
+    last: tuple[str, Crop] | None = None,
+) -> str:
     """Compute the key of a control picture's latents, in the autoencoder's scale.
 
-    length: frames of the clip that it begins; 0: it lies beside a picture.
+    length: frames of the clip that it begins; 0: it lies beside a picture. last: digest and crop of its last frame.
     """
-    of_clip = {"length": length} if length else {}
+    of_clip: dict[str, Any] = {"painted": length} if length else {}
+    of_clip |= {"last": [last[0], _cut(last[1])]} if last else {}
     return _key(kind="reference", picture=picture_digest, crop=_cut(crop), background=background, vae=vae_id, **of_clip)
 
 

@@ -36,6 +36,13 @@ class Reference:
     background: str  # colour behind transparent pictures
     crop: Crop
     length: int = 0  # frames of the clip that it begins; 0: it lies beside a picture
+    last: tuple[Control, Crop] | None = None  # the last frame of that clip, where the model sees it, too
+
+    @property
+    def files(self) -> tuple[tuple[Control, Crop], ...]:
+        """What is seen of which file: one picture, or the first and the last frame."""
+        first = (self.control, self.crop)
+        return (first, self.last) if self.last else (first,)
 
 
 References = tuple[Reference, ...]  # of one sample, in the order in which the model sees them

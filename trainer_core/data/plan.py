@@ -49,6 +49,7 @@ class Sample:
     use_mask: bool  # False: no mask, or trained without it at this visit
     weight: float  # loss weight of the concept
     other_end: bool = False  # of the other picture of a pair, with all else alike
+    seen: int = 0  # frames of a clip that the model sees beside it: none, the first, or the last, too
 
     @property
     def view(self) -> View:
@@ -150,6 +151,7 @@ class Plan:
             caption=self._caption(picture, visit) if text is None else text,
             use_mask=use_mask,
             weight=self.concepts[picture].loss_weight,
+            seen=self._seen(picture, visit),
         )
 
     def visits_in(self, picture: int, epoch: int) -> range:
@@ -324,14 +326,23 @@ class Plan:
         """List a picture's first variant, of its first part, at each of its resolutions."""
         return [self._crop(picture, resolution, 0, 0) for resolution in range(len(self.resolutions[picture]))]
 
-    def references(self, picture: int, crop: Crop) -> References:
+    def shown(self, sample: Sample) -> References:
+        """List the control pictures of a sample, as the model sees them; () without any."""
+        return self.references(sample.picture, sample.crop, sample.seen)
+
+    def keeps(self, sample: Sample) -> bool:
+        """Tell whether the model sees the first frame of a sample without noise, in its place."""
+        clips = self.concepts[sample.picture].clips
+        return clips is not None and clips.keeps and bool(self.shown(sample))
+
+    def references(self, picture: int, crop: Crop, seen: int | None = None) -> References:
         """List the control pictures of a picture, as the model sees them beside a crop of it; () without any.
 
-        That of a clip is its first trained frame, where the model draws clips from theirs.
+        seen: of a clip, how many of its first and its last trained frame; by default the most of the run.
         """
         config, background = self.concepts[picture].controls, self.concepts[picture].background
         if config is None:
-            return self._first_frame(picture, crop)
+            return self._ends_of(picture, crop, max(self._ways(picture)) if seen is None else seen)
         return tuple(
             Reference(
                 control=control,
@@ -341,20 +352,41 @@ class Plan:
             for control in self.manifest.pictures[picture].controls
         )
 
-    def _first_frame(self, picture: int, crop: Crop) -> References:
-        clips, file = self.concepts[picture].clips, self.manifest.pictures[picture]
-        if clips is None or not clips.begins or len(crop.frames) < 2:
+    def _ends_of(self, picture: int, crop: Crop, seen: int) -> References:
+        if not seen or len(crop.frames) < 2:
             return ()
+        file = self.manifest.pictures[picture]
         control = Control(path=file.path, name=file.name, digest=file.digest, width=file.width, height=file.height)
-        first, background = replace(crop, frames=crop.frames[:1]), self.concepts[picture].background
-        return (Reference(control=control, background=background, crop=first, length=len(crop.frames)),)
+        first, last = (replace(crop, frames=(crop.frames[at],)) for at in (0, -1))
+        return (
+            Reference(
+                control=control,
+                background=self.concepts[picture].background,
+                crop=first,
+                length=len(crop.frames),
+                last=(control, last) if seen > 1 else None,
+            ),
+        )
+
+    def _ways(self, picture: int) -> set[int]:
+        """List how many of the first and the last frame of a clip the model sees at its visits; {0} for a picture."""
+        clips = self.concepts[picture].clips
+        return clips.seen if clips and self.manifest.pictures[picture].clip else {0}
+
+    def _seen(self, picture: int, visit: int) -> int:
+        """Draw how many of the first and the last frame the model sees at a visit."""
+        ways, clips = self._ways(picture), self.concepts[picture].clips
+        if len(ways) == 1 or clips is None:
+            return max(ways)
+        return clips.seen_at(*uniforms(self.train.seed, "seen", picture, visit, count=2))
 
     def all_references(self) -> set[Reference]:
         """List every control picture of the run, in each way in which it is cut."""
-        begins = any(concept.clips and concept.clips.begins for concept in self.dataset.concepts)
-        some = begins or any(picture.controls for picture in self.manifest.pictures)
+        every = range(len(self.manifest.pictures))
+        some = any(self.manifest.pictures[i].controls or max(self._ways(i)) for i in every)
         looks = self._looks(masked=False) if some else ()
-        return {each for picture, crop, _ in looks for each in self.references(picture, crop)}
+        shown = ((picture, crop, seen) for picture, crop, _ in looks for seen in self._ways(picture))
+        return {each for one in shown for each in self.references(*one)}
 
     def crop_in(self, picture: int, bucket: Shape) -> Crop:
         """Find a picture's first variant in a bucket that it uses."""
@@ -423,6 +455,7 @@ class Plan:
             caption=caption,
             use_mask=False,
             weight=1.0,
+            seen=self._seen(picture, 0),
         )
 
     def _fixed_caption(self, picture: int) -> str | None:

@@ -388,10 +388,21 @@ class ControlPictures(Protocol):
         """Tell whether one is the first frame of a clip."""
         ...
 
+    @property
+    def ends(self) -> bool:
+        """Tell whether another may be the last frame of that clip."""
+        ...
+
+    @property
+    def keeps(self) -> bool:
+        """Tell whether it is only the first frame of clips, which is then a part of the latents without noise."""
+        ...
+
     def encode(self, autoencoder: Any, pixels: Tensor, /, length: int = 0) -> Tensor:
         """Encode (1, 3, H, W) pixels of one in -1..1, (1, C, *axes), in the autoencoder's own scale.
 
-        length: frames of the clip that it begins; 0: it lies beside a picture.
+        length: frames of the clip that it begins; 0: it lies beside a picture. Then the pixels may be (1, 3, 2, H, W),
+        of the first and the last frame, and further channels say which latents the model has to paint.
         """
         ...
 

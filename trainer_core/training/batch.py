@@ -59,19 +59,22 @@ def _masks(
     """
     found = [encoded.mask(sample) for sample in micro_batch.samples]
     masks = [None if mask is None else spread(mask, axes) for mask in found]
-    if all(mask is None for mask in masks):
+    kept = [plan.keeps(sample) for sample in micro_batch.samples]
+    if all(mask is None for mask in masks) and not any(kept):
         return None, None, None
     weights, normalize, prior = [], [], []
-    for sample, mask in zip(micro_batch.samples, masks, strict=True):
+    for sample, mask, keeps in zip(micro_batch.samples, masks, kept, strict=True):
         settings = plan.concepts[sample.picture].masks
         if mask is None or settings is None:
             weights.append(torch.ones(1, *axes))
-            normalize.append(False)
+            normalize.append(keeps)
             prior.append(0.0)
         else:
             weights.append(loss_mask(mask[None], torch.tensor([sample.use_mask]), settings.unmasked_weight)[0])
             normalize.append(settings.normalize_masked_area)
             prior.append(settings.prior_weight if sample.use_mask else 0.0)
+        if keeps:  # of the frame that it sees without noise, the prediction is not used
+            weights[-1] = weights[-1].index_fill(1, torch.tensor([0]), 0.0)
     return torch.stack(weights), torch.tensor(normalize), torch.tensor(prior) if any(prior) else None
 
 
@@ -88,7 +91,7 @@ def build_conditions(
     crops = [sample.crop for sample in samples]
     framings = [crop.framing(file.size) for crop, file in zip(crops, files, strict=True)]
     painted = [each for sample in samples if (each := encoded.painted(sample)) is not None]
-    seen = [plan.references(sample.picture, sample.crop) for sample in samples]
+    seen = [plan.shown(sample) for sample in samples]
     # The text encoders of some edit models see the control pictures, too.
     captions = [
         read(sample.caption, each) if each and base.text.seen_as else read(sample.caption)

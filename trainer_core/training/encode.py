@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -230,6 +231,7 @@ def _encode_references(
             background=each.background,
             vae_id=base.autoencoder.identity,
             length=each.length,
+            last=(each.last[0].digest, each.last[1]) if each.last else None,
         )
         for each in sorted(references, key=repr)
     }
@@ -237,10 +239,12 @@ def _encode_references(
     _check_space(base, cache, [each.crop for each in missing])
     if missing := work.world.mine(missing):
         with work.on_device(base.autoencoder.module, device) as vae:
-            items = [((each.control, each.background), each.crop) for each in missing]
+            items = [((file, each.background), crop) for each in missing for file, crop in each.files]
             prepared = prepared_pixels(items, lambda file: decoded(*file), lambda file, of: frames(*file, of))
-            for done, (each, (_, pixels)) in enumerate(zip(missing, prepared, strict=True)):
+            for done, each in enumerate(missing):
                 work.callbacks.check()
+                first, *last = (found for _, found in islice(prepared, len(each.files)))
+                pixels = torch.stack([first, *last], 2) if last else first
                 encode_one = functools.partial(controls.encode, length=each.length)
                 reference, _ = with_room(encode_one, vae, device, pixels)
                 if not _finite(reference):

@@ -37,7 +37,7 @@ class LiveEncoder:
         base, plan = self.work.base, self.work.plan
         texts, seen, references = set[str](), set[Seen](), set[Any]()
         for sample in samples:
-            shown = plan.references(sample.picture, sample.crop)
+            shown = plan.shown(sample)
             own = {sample.caption, *texts_beside(self.terms, sample.caption), *prompts}
             references.update(shown)
             if shown and base.text.seen_as:

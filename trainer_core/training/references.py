@@ -11,7 +11,7 @@ from ..common.callbacks import Callbacks
 from ..common.wording import count, names
 from ..config import DatasetConfig, RunConfig, SamplePicture, node, setting
 from ..data.controls import Control, Reference, References, control_folders, whole_crop
-from ..data.crops import fit
+from ..data.crops import Crop, fit
 from ..data.images import decoder_error
 from ..data.plan import Plan
 from ..data.scan import Index, file_at, resolve_folder
@@ -24,19 +24,21 @@ from .encoded import Seen
 
 def check_references(config: RunConfig, base: BaseModel) -> None:
     """Raise ValueError for control pictures that the model does not take."""
+    controls = base.controls
+    _check_ends(config, base)
+    most = controls.most if controls else 0
     given = [
-        (setting("controls.folders"), len(each.controls.folders))
+        (setting("controls.folders"), len(each.controls.folders), most)
         for each in config.dataset.concepts
         if each.controls and not each.paired
     ]
-    given += [
-        (f"--ci of prompt {n} in {setting('sample.prompts')}", len(line.controls or ()))
-        for n, line in enumerate(config.sample.lines(), 1)
-    ]
-    most = base.controls.most if base.controls else 0
-    if base.controls and base.controls.least:
+    for number, line in enumerate(config.sample.lines(), 1):
+        of_clip = controls is not None and controls.ends and (line.frames or config.sample.frames) > 1
+        place = f"--ci of prompt {number} in {setting('sample.prompts')}"
+        given.append((place, len(line.controls or ()), most + of_clip))
+    if controls and controls.least:
         _check_given(config, base)
-    for place, number in given:
+    for place, number, most in given:
         if number and not most:
             raise ValueError(
                 f"{base.title} takes no control pictures; remove {place}, or train on an edit model, such as FLUX.1 "
@@ -49,6 +51,22 @@ def check_references(config: RunConfig, base: BaseModel) -> None:
             raise ValueError(
                 f"{base.title} takes {taken} with edit_text single; set {place} to as many, or "
                 f"{setting('connected.edit_text')} to plus."
+            )
+
+
+def _check_ends(config: RunConfig, base: BaseModel) -> None:
+    """Raise ValueError for frames of clips that the model does not see beside its latents."""
+    ends, keeps = (base.controls.ends, base.controls.keeps) if base.controls else (False, False)
+    for concept in config.dataset.concepts:
+        if concept.clips and concept.clips.last_frame and not ends:
+            raise ValueError(
+                f"{base.title} sees no last frame of a clip; set {setting('clips.last_frame')} to 0, or train an "
+                "image-to-video model of Wan."
+            )
+        if concept.controls and not concept.paired and keeps:
+            raise ValueError(
+                f"{base.title} takes no control pictures beside pictures; remove {setting('controls.folders')}, and "
+                f"set {setting('clips.first_frame')}, by which it keeps the first frames of clips."
             )
 
 
@@ -92,21 +110,23 @@ def sample_references(
 ) -> dict[SamplePicture, References]:
     """Read the control pictures that prompts of samples name: in full, or by their names in the folders of concepts.
 
-    Each is seen whole, in about the area of the sample; the first frame of a clip is cut to its size. Raises ValueError
-    for a file that cannot be read.
+    Each is seen whole, in about the area of the sample; the first and the last frame of a clip are cut to its size.
+    Raises ValueError for a file that cannot be read.
     """
     found: dict[SamplePicture, References] = {}
     folders = _folders(config.dataset)
     for picture in config.sample.pictures(base.sampling):
-        references = []
+        files: list[tuple[Control, Crop]] = []
         for number, name in enumerate(picture.controls):
             control = _control(_find(name, [*folders[number:], *folders[:number]], access), index)
-            length = picture.frames if picture.frames > 1 else 0
-            crop = whole_crop(control.size, picture.size, base.latents.step)
-            crop = fit(control.size, picture.size) if length else crop
-            references.append(Reference(control=control, background="white", crop=crop, length=length))
-        if references:
-            found[picture] = tuple(references)
+            whole = whole_crop(control.size, picture.size, base.latents.step)
+            files.append((control, fit(control.size, picture.size) if picture.frames > 1 else whole))
+        if files and picture.frames > 1:
+            (control, crop), last = files[0], files[1] if len(files) > 1 else None
+            one = Reference(control=control, background="white", crop=crop, length=picture.frames, last=last)
+            found[picture] = (one,)
+        elif files:
+            found[picture] = tuple(Reference(control=each, background="white", crop=crop) for each, crop in files)
     return found
 
 
@@ -158,7 +178,7 @@ def seen_captions(
     samples += [sample for sample in plan.validation if sample.picture in set(paired)]
     found: set[Seen] = set()
     for sample in samples:
-        references = plan.references(sample.picture, sample.crop)
+        references = plan.shown(sample)
         texts = {sample.caption, *texts_beside(terms, sample.caption), *prompts(terms)}
         found |= {(text, references) for text in texts}
     for picture, references in drawn.items():

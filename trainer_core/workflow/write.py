@@ -193,7 +193,7 @@ def workflow_of(
 
 def _without_model(config: RunConfig) -> RunConfig:
     """Leave out what the model of a run says of clips, which no node sets."""
-    of_none = {"step": 0, "begins": False}
+    of_none = {"step": 0, "begins": False, "keeps": False}
     concepts = (each.replace(clips=each.clips and each.clips.replace(**of_none)) for each in config.dataset.concepts)
     return config.replace(dataset=config.dataset.replace(concepts=tuple(concepts)))
 

@@ -34,7 +34,7 @@ from ....trainer_core.models.files.safetensors_file import read_header
 from ....trainer_core.models.sd.family import TOY_CFG, TOY_CHANNELS
 from ....trainer_core.networks.layers.shape import is_matrix
 from ....trainer_core.objective import describe_levels
-from .beside import beside_of
+from .beside import beside_of, keeps
 from .experts import sides_of
 from .layers import list_layers
 from .live import ATTENTION
@@ -184,6 +184,8 @@ def _beside(row: Architecture, patcher: Any) -> list[str]:
     beside = beside_of(patcher.model)
     if beside.paints:
         return ["It paints the white region of a mask and sees the rest: link Mask Loader to the dataset."]
+    if keeps(patcher.model):
+        return ["It may also begin clips with a picture: set first_frame of Clips to the share that trains so."]
     if not beside.controls:
         return []
     does = "may also start from a control picture" if row.alone else "makes each picture from a control picture"

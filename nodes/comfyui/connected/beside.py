@@ -19,6 +19,9 @@ from . import vae
 from .gradients import WRONG
 
 SIDE = 16  # in latent pixels, of what a MODEL is asked about
+# Classes that see frames without noise among the others, each at a level of its own.
+KEEP = (comfy.model_base.WAN22, comfy.model_base.LTXV, comfy.model_base.LTXAV)
+KEPT = "kept"  # the condition that holds latents of these frames, in the MODEL's scale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,33 +100,85 @@ def shown(model: Any, beside: Beside, references: Sequence[Tensor]) -> dict[str,
     In further channels where the MODEL has these, as InstructPixToPixConditioning, WanImageToVideo and
     WanFunControlToVideo do; else as ReferenceLatent does.
     """
-    latents = [vae.with_time(model, each[None]) for each in references]
-    if not beside.pictures or not latents:
-        return {"reference_latents": latents} if latents else {}
+    latents, painted = _parts(model, references)
+    if not latents or keeps(model):
+        return {}
+    if not beside.pictures:
+        return {"reference_latents": latents}
     empty = model.process_latent_out(torch.zeros_like(latents[0]))
     slots = [*latents, *[empty] * (beside.pictures - len(latents))]
     height, width = slots[0].shape[-2:]
     found = {"concat_latent_image": torch.cat([_fitted(each, width, height) for each in slots], 1)}
-    if beside.masked:  # of 1, where the model itself has to paint: a clip behind its first frame
-        found["concat_mask"] = mask = torch.zeros_like(latents[0][:, :1])
-        mask[:, :, 1:] = mask.ndim > 4
+    if beside.masked:
+        found["concat_mask"] = painted
     return found
 
 
-def begun(model: Any, held: Any, pixels: Tensor, frames: int) -> Tensor:
-    """Encode the first frame of a clip, (1, 3, H, W) in -1..1, to latents of all its frames in the VAE's own scale.
+def kept(model: Any, references: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Read the frames that a MODEL sees without noise among the others; None without any.
 
-    As the nodes of image to video: WanImageToVideo encodes grey behind it, and HunyuanVideo15ImageToVideo puts zeros
-    there. What HunyuanImageToVideo leaves out, ComfyUI fills with zeros in the MODEL's scale.
+    Returns latents (1, C, t, h, w) in the VAE's scale, and a mask of their shape that is 1 where it paints, as
+    Wan22ImageToVideoLatent and LTXVImgToVideo write both into a LATENT.
     """
-    if isinstance(model, comfy.model_base.WAN21):
-        grey = torch.zeros_like(pixels).unsqueeze(2).expand(-1, -1, frames - 1, -1, -1)
-        return vae.encode_plain(held, torch.cat([pixels.unsqueeze(2), grey], 2))
+    latents, painted = _parts(model, references)
+    return (latents[0], painted.expand_as(latents[0])) if latents and keeps(model) else None
+
+
+def keeps(model: Any) -> bool:
+    """Tell whether a MODEL may see the first frame of a clip in its place, without noise."""
+    return isinstance(model, KEEP)
+
+
+def ends(model: Any) -> bool:
+    """Tell whether a MODEL of image to video may see the last frame of a clip, too."""
+    return isinstance(model, comfy.model_base.WAN21) and beside_of(model).masked
+
+
+def _parts(model: Any, references: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Split control pictures into latents and the mask of what the MODEL has to paint, 1 there.
+
+    Without one of its own that is nothing of a picture, and of a clip all but its first frame.
+    """
+    channels = model.latent_format.latent_channels
+    latents = [vae.with_time(model, each[None, :channels]) for each in references]
+    painted = [each[None, channels:] for each in references if len(each) > channels]
+    if painted or not latents:
+        return latents, painted[0] if painted else torch.empty(0)
+    mask = torch.zeros_like(latents[0][:, :1])
+    mask[:, :, 1:] = mask.ndim > 4
+    return latents, mask
+
+
+def begun(model: Any, held: Any, pixels: Tensor, frames: int) -> Tensor:
+    """Encode the first frame of a clip to latents of all its frames in the VAE's own scale, and a mask behind them.
+
+    pixels: (1, 3, H, W) in -1..1, or (1, 3, 2, H, W) of the first and the last frame. The mask is 1 where the MODEL has
+    to paint. As the nodes of image to video: WanImageToVideo and WanFirstLastFrameToVideo encode grey between them, and
+    HunyuanVideo15ImageToVideo puts zeros there. What HunyuanImageToVideo leaves out, ComfyUI fills with zeros in the
+    MODEL's scale.
+    """
+    pixels = pixels.unsqueeze(2) if pixels.ndim < 5 else pixels
+    if isinstance(model, comfy.model_base.WAN21) and not keeps(model):
+        return _amid_grey(held, pixels, frames)
     first = vae.with_time(model, vae.encode_plain(held, pixels))
     empty = torch.zeros_like(first)
-    if model.concat_keys:
+    if model.concat_keys or isinstance(model, comfy.model_base.WAN22):
         empty = model.process_latent_out(empty)
-    return torch.cat([first, *[empty] * ((frames - 1) // vae.frames_per_step(held))], 2)
+    latents = torch.cat([first, *[empty] * ((frames - 1) // vae.frames_per_step(held))], 2)
+    painted = torch.ones_like(latents[:, :1])
+    painted[:, :, 0] = 0
+    return torch.cat([latents, painted], 1)
+
+
+def _amid_grey(held: Any, pixels: Tensor, frames: int) -> Tensor:
+    """Encode grey frames with the first and perhaps the last of them; four channels of the mask hold frames each."""
+    first, last = pixels[:, :, :1], pixels[:, :, 1:]
+    grey = torch.zeros_like(first).expand(-1, -1, frames - pixels.shape[2], -1, -1)
+    latents = vae.encode_plain(held, torch.cat([first, grey, last], 2))
+    painted = torch.ones_like(latents[:, :1]).repeat(1, time := vae.frames_per_step(held), 1, 1, 1)
+    painted[:, :, 0] = 0
+    painted[:, time - last.shape[2] :, -1] = 0
+    return torch.cat([latents, painted], 1)
 
 
 def _fitted(latents: Tensor, width: int, height: int) -> Tensor:
@@ -157,7 +212,8 @@ class ConnectedInpainting:
 
 def empty_inputs(conditions: Iterable[tuple[str, Any]]) -> list[str]:
     """Say which of a sample's conditions are pictures without content, in a sentence."""
-    empty = [name for name, cond in conditions if isinstance(cond.cond, Tensor) and _is_empty(cond.cond)]
+    read = [(name, cond.cond) for name, cond in conditions if name != "denoise_mask"]
+    empty = [name for name, value in read if isinstance(value, Tensor) and _is_empty(value)]
     if not empty:
         return []
     said = f"This MODEL also reads pictures beside its latents ({names(empty)}), and the run has none for it."

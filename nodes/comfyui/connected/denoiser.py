@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ....trainer_core.common.axes import Framing
 from ....trainer_core.common.subset import Subset, computing
 from ....trainer_core.models import Conditioning
-from .beside import Beside, shown
+from .beside import KEPT, Beside, kept, shown
 from .gradients import WRONG
 from .text import conditioning
 from .vae import with_time, without_time
@@ -146,10 +146,16 @@ class RawDenoiser:
             given["guidance"] = self.guidance
         if cross is not None:
             given["cross_attn"] = cross
-        given |= shown(self.model, self.beside, [latents.to(device) for latents in references])
+        beside = [each.to(device) for each in references]
+        given |= shown(self.model, self.beside, beside)
+        clean = kept(self.model, beside)
+        if clean is not None:
+            given["denoise_mask"] = clean[1]
         if painted is not None:
             given["noise_concat"] = painted[None]
         found = self.model.extra_conds(**given)
+        if clean is not None:
+            found[KEPT] = comfy.conds.CONDRegular(self.model.process_latent_in(clean[0]))
         # ComfyUI's sampler does the same to conditions before a pass.
         return {name: cond.process_cond(batch_size=1, area=None) for name, cond in found.items()}
 
@@ -174,11 +180,17 @@ class RawDenoiser:
         self, noised: Tensor, sigmas: Tensor, numbers: list[int], joint: dict[str, Any], options: Mapping[str, Any]
     ) -> Tensor:
         """Compute the raw output for some samples of a batch, which have joint conditions."""
-        x, levels = with_time(self.model, noised[numbers]), sigmas[numbers]
+        (x, joint), levels = self._with_kept(noised[numbers], joint), sigmas[numbers]
         # Layers draw dropout by places in the micro-batch, of which these samples are a part.
         with self.raw(), computing(Subset(numbers, len(noised))):
             output = self.model.apply_model(x, levels, **joint, transformer_options=self._sampled(options, levels))
         return without_time(output).float()
+
+    def _with_kept(self, noised: Tensor, joint: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """Put the frames that the MODEL sees without noise among the others, as ComfyUI's sampler does."""
+        x, given = with_time(self.model, noised), dict(joint)
+        clean = given.pop(KEPT, None)
+        return (x if clean is None else torch.where(given["denoise_mask"] > 0, x, clean.to(x))), given
 
     def _sampled(self, options: Mapping[str, Any], levels: Tensor) -> dict[str, Any]:
         """Add to transformer_options what ComfyUI's sampler adds; levels: the samples' sigmas."""
@@ -199,7 +211,7 @@ class RawDenoiser:
         sigmas = self.sigmas.to(noised.device)[levels].to(noised.dtype)
         numbers, joint = next(conditions.groups(joined=False))
         said = with_time(self.model, self._run(noised, sigmas, numbers, joint, options))
-        x, own = with_time(self.model, noised[numbers]), self.sampling.own
+        (x, joint), own = self._with_kept(noised[numbers], joint), self.sampling.own
         expected = own.calculate_denoised(sigmas[numbers], said, x)
         given = self._sampled(options, sigmas[numbers])
         found = self.model.apply_model(x, sigmas[numbers], **joint, transformer_options=given)

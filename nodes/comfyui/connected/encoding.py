@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....trainer_core.models import Conditioning, Words
 from . import identity, text, vae
-from .beside import begun
+from .beside import begun, ends, keeps
 from .clips import ConnectedEncoder
 from .wired import SINGLE, Wired
 
@@ -103,10 +103,13 @@ class ConnectedControls:
 
     def __init__(self, model: Any, most: int, least: int = 0, *, begins: bool = False) -> None:
         self._model, self.most, self.least, self.begins = model, most, least, begins
+        self.keeps = keeps(model)
+        self.ends = begins and ends(model)
 
     def encode(self, held: Any, pixels: Tensor, length: int = 0) -> Tensor:
         """Encode (1, 3, H, W) pixels in -1..1 in the VAE's own scale, as VAE Encode does.
 
-        length: frames of the clip that they begin, as the nodes of image to video encode it.
+        length: frames of the clip that they begin, as the nodes of image to video encode it. Then also (1, 3, 2, H, W),
+        the first and the last.
         """
         return begun(self._model, held.vae, pixels, length) if length else vae.encode_plain(held.vae, pixels)

@@ -15,7 +15,7 @@ from ....trainer_core.common.files import file_digest
 from ....trainer_core.config import BaseModelConfig, Defaults, SamplingDefaults
 from ....trainer_core.models import LatentFormat, LevelDefaults, NoiseModel, Part
 from ....trainer_core.models.base import Expert
-from . import identity
+from . import beside, identity
 from .architecture import begins, clip_rate, defaults_of, preset_of, remarks, sampling_of
 from .beside import ConnectedInpainting
 from .check import check_connected, check_partner
@@ -77,8 +77,14 @@ class ConnectedModel:
     @property
     def defaults(self) -> Defaults:
         """What a run takes for this model where its settings are left open."""
-        own = defaults_of(self.architecture)
-        return replace(own, preset=preset_of(self.wired.layers), clip_begins=begins(self.wired.model))
+        own, keeps = defaults_of(self.architecture), beside.keeps(self.wired.model.model)
+        return replace(
+            own,
+            preset=preset_of(self.wired.layers),
+            clip_step=self.latents.frames,
+            clip_begins=begins(self.wired.model),
+            clip_keeps=keeps,
+        )
 
     @property
     def sampling(self) -> SamplingDefaults:
@@ -94,7 +100,8 @@ class ConnectedModel:
             guidance=own.guidance,
             time=frames_per_step(self.wired.vae) if rate else 0,
             rate=rate,
-            begins=begins(drawing),
+            begins=begins(drawing) or beside.keeps(drawing.model),
+            keeps=beside.keeps(drawing.model),
         )
 
     @property
@@ -131,6 +138,8 @@ class ConnectedModel:
         if own := self.wired.beside.controls:
             least = 0 if self.architecture.alone else 1
             return ConnectedControls(self.wired.model.model, own, least, begins=begins(self.wired.model))
+        if beside.keeps(self.wired.model.model):
+            return ConnectedControls(self.wired.model.model, 1, begins=True)
         most = min(self.architecture.references, 1) if self.wired.seen_as == SINGLE else self.architecture.references
         return ConnectedControls(self.wired.model.model, most) if most else None
 

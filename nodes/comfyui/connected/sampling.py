@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....trainer_core.config import SamplePicture
 from ....trainer_core.models import Conditioning
-from .beside import beside_of, shown
+from .beside import beside_of, kept, shown
 from .text import conditioning
 from .vae import with_time
 
@@ -45,6 +45,8 @@ def draw(
     given: dict[str, Any] = {} if picture.guidance is None else {"guidance": picture.guidance}
     beside = beside_of(model.model)  # a partner may read other things
     given |= shown(model.model, beside, references)
+    clean = kept(model.model, references)
+    latents, mask = (latents, None) if clean is None else clean
     given |= {} if painted is None or not beside.paints else {"noise_concat": painted}
     positive, negative = (_conditioning(prompt, given) for prompt in prompts)
     noise: Any = comfy.sample.prepare_noise(latents, picture.seed)
@@ -62,6 +64,7 @@ def draw(
             latents,
             callback=lambda *_: check(),
             disable_pbar=True,
+            noise_mask=mask,
             seed=picture.seed,
             **steps,
         )
