@@ -9,9 +9,9 @@ from durable import Cut, cut_at, equal
 from films import film
 from train_graph import draw_pictures
 from zoo.again import again
-from zoo.linked import linked, live_of
+from zoo.linked import linked, live_of, source_of
 from zoo.test_train import configure, run
-from zoo.zoo import ZOO
+from zoo.zoo import CLIPS, ZOO
 
 from lora_atelier.nodes.comfyui.connected.vae import encode
 from lora_atelier.trainer_core.config import ClipConfig, ConceptConfig, DatasetConfig, Defaults, fill_dataset
@@ -48,12 +48,15 @@ def of_clips(row, folder, **train):
     return config.replace(dataset=DatasetConfig(concepts=(one.replace(clips=clips),)))
 
 
-@pytest.mark.parametrize("row", ["wan21_t2v", *again("wan22_5b", "hunyuan_video", "hunyuan_video15", "ltxv", "mochi")])
+OTHERS = ("wan22_5b", "hunyuan_video", "hunyuan_video15", "ltxv", "ltxav", "mochi", "cosmos_t2v", "kandinsky5_video")
+
+
+@pytest.mark.parametrize("row", ["wan21_t2v", *again(*(row for row in OTHERS if row in ZOO | CLIPS))])
 def test_clips_and_pictures_train_in_one_run_that_resumes_to_the_last_bit(row, concept, tmp_path):
     whole, notes = run(of_clips(row, concept), tmp_path / "whole")
     assert whole.finished and len(whole.losses) == 6 and all(map(math.isfinite, whole.losses))
     assert any(t.any() for name, t in whole.tensors.items() if "lora_up" in name)
-    frames = rounded(9, OF_CLIPS[ZOO[row].kind].frames)
+    frames = rounded(9, OF_CLIPS[(ZOO | CLIPS)[row].kind].frames)
     assert f"64x64x{frames} " in "".join(notes) and "64x64 " in "".join(notes)
     with pytest.raises(Cut):
         run(of_clips(row, concept), tmp_path / "cut", step=cut_at(3))
@@ -63,11 +66,14 @@ def test_clips_and_pictures_train_in_one_run_that_resumes_to_the_last_bit(row, c
 
 
 def test_the_rows_of_models_of_clips_have_the_frames_of_comfyuis_latents():
-    found = {name: row for name, row in ZOO.items() if row.kind in OF_CLIPS}
+    found = {name: row for name, row in (ZOO | CLIPS).items() if row.kind in OF_CLIPS}
     assert {row.kind for row in found.values()} == OF_CLIPS.keys()
-    for name, row in found.items():
-        form = live_of(linked(name)).model.model.latent_format
-        assert (form.latent_dimensions, form.temporal_downscale_ratio) == (3, OF_CLIPS[row.kind].frames), name
+    for name in found:
+        base = source_of(linked(name)).outline()
+        form = base.wired.model.model.latent_format
+        of_clips = form.temporal_downscale_ratio if form.latent_dimensions > 2 else 0
+        assert base.latents.frames == base.defaults.clip_step == of_clips, name
+        assert bool(of_clips) == (name != "kandinsky5_image")
 
 
 def test_a_clip_is_encoded_as_the_frames_of_its_part(concept, tmp_path):

@@ -277,6 +277,7 @@ ARCHITECTURES = (
         base_version="kandinsky5",
         levels=middle("musubi-tuner, docs/kandinsky5.md", 5.0),
         sampling=Sampling(steps=50, cfg=3.5),
+        frames=4,
         rate=24,
         rank=32,
         source=MUSUBI,
@@ -432,6 +433,7 @@ ARCHITECTURES = (
         classes=("CosmosT2V", "CosmosI2V", "CosmosVideo"),
         levels=middle(NONE_FOUND),
         sampling=Sampling(cfg=6.5, scheduler="karras", sampler="res_multistep"),
+        frames=8,
         rate=24,
         resolution=704,
         untried=True,
@@ -548,6 +550,7 @@ ARCHITECTURES = (
         classes=("LTXAV",),
         levels=middle("its scheduler at its longest sequence, as Unsloth", 7.768),  # exp(2.05)
         sampling=Sampling(steps=30, cfg=3.0),
+        frames=8,
         rate=25,
         resolution=768,
     ),

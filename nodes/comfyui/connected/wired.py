@@ -63,7 +63,8 @@ class Wired:
         form = self.model.model.latent_format
         pixels = self.architecture.pixels or form.spacial_downscale_ratio
         row = self.architecture
-        return LatentFormat(channels=form.latent_channels, pixels=pixels, step=row.step, frames=row.frames)
+        frames = row.frames if form.latent_dimensions > 2 else 0  # a row may hold a model of pictures, too
+        return LatentFormat(channels=form.latent_channels, pixels=pixels, step=row.step, frames=frames)
 
     @functools.cached_property
     def form_of_masks(self) -> str:
