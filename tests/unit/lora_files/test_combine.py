@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from peft.utils.merge_utils import ties
 
 from lora_atelier.trainer_core.lora_files.combine import METHODS, Summand, merge_loras
 from lora_atelier.trainer_core.lora_files.formats import delta_weight
@@ -61,6 +60,8 @@ def test_svd_is_the_nearest_lora_of_its_rank():
 
 
 def test_ties_is_peft_s():
+    from peft.utils.merge_utils import ties  # here, as it takes each process seconds to import
+
     loras = [lora(number) for number in (1, 2, 3)]
     merged = deltas(merge_loras([Summand(each, 1.0) for each in loras], "ties", rank=54, density=0.3).layers)
     for name, delta in merged.items():

@@ -3,7 +3,6 @@
 import copy
 from itertools import product
 
-import peft
 import pytest
 import torch
 from lycoris.modules.locon import LoConModule
@@ -197,6 +196,8 @@ def test_it_computes_what_lycoris_computes(kind, options, monkeypatch):
 
 @pytest.mark.parametrize(("init", "theirs"), [("pissa", "pissa"), ("orthogonal", "olora")])
 def test_beginnings_are_those_of_peft(init, theirs):
+    import peft  # here, as it takes each process seconds to import
+
     base, made, x = one_layer("linear", torch.float32, init=init, rs_lora=True)
     settings = peft.LoraConfig(r=4, lora_alpha=2, init_lora_weights=theirs, target_modules=["0"], use_rslora=True)
     wrapped = peft.inject_adapter_in_model(settings, nn.Sequential(copy.deepcopy(base)))[0]

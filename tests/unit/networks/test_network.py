@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
@@ -65,6 +64,8 @@ def test_it_computes_what_adding_delta_weights_computes():
 
 
 def test_forward_and_gradients_equal_pefts():
+    import peft  # here, as it takes each process seconds to import
+
     args, kwargs = unet_inputs(torch.float64)
     unet, reference = tiny_unet().double(), tiny_unet().double()
     network = network_on(unet, LoraConfig(rank=4, alpha=8, preset="full")).double()
