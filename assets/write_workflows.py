@@ -230,7 +230,7 @@ def of_stable_diffusion(
         models=[checkpoint] if checkpoint else [],
         checkpoint=checkpoint.name if checkpoint else TINY,
     )
-    data = graph.add("AtelierConceptDataset", (0, 416), (300, 290), **concept)
+    data = graph.add("AtelierConceptDataset", (0, 424), (300, 290), **concept)
     # The links from the base to Sample pass above Train LoRA, which stands lower for that.
     trained = graph.add(
         "AtelierTrain",
@@ -258,6 +258,8 @@ def of_stable_diffusion(
     return trained
 
 
+# A collapsed node stands above Concept Dataset, which grows by a sentence where something is wrong.
+BETWEEN, BELOW = (90, 416), (0, 480)
 SHARP = {"min_snr_gamma": 5.0}  # crisper sooner, whatever the subject: docs/learning.md
 EXAMPLE = {"folder": "atelier:concept_example"}
 ON_TOY = {"width": 128, "height": 128, "steps": 20, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal"}
@@ -291,7 +293,9 @@ def node_by_node(graph: Graph) -> dict[str, Any]:
         "**Train LoRA**: give it a *name*, 1000 *steps*, *batch_size* 1.\n5. **Sample**: empty *prompt*, *width* and "
         "*height* 0 draw what was trained.\n\nFor Flux, Z-Image, Qwen-Image and others take their own templates.",
     )
-    weighed = graph.add("AtelierObjective", (90, 814), (170, 30), collapsed=True, **SHARP)
+    _, data, *_ = graph.nodes
+    data.at = BELOW
+    weighed = graph.add("AtelierObjective", BETWEEN, (170, 30), collapsed=True, **SHARP)
     trained.inputs = {**trained.inputs, "objective": (weighed, "OBJECTIVE")}
     return graph.workflow()
 
@@ -482,9 +486,9 @@ def masked(graph: Graph, model: File) -> dict[str, Any]:
 def to_share(graph: Graph) -> dict[str, Any]:
     """Write the workflow that chooses among saves, makes the LoRA smaller and saves it to be shared."""
     base = graph.add("AtelierLoadBaseModel", (0, 0), (300, 358), checkpoint=TINY)
-    data = graph.add("AtelierConceptDataset", (0, 416), (300, 290), **EXAMPLE)
+    data = graph.add("AtelierConceptDataset", BELOW, (300, 290), **EXAMPLE)
     saves = graph.add(
-        "AtelierSaves", (190, 814), (300, 30), collapsed=True, save_every=100, save_unit="steps", keep_last=4
+        "AtelierSaves", BETWEEN, (170, 30), collapsed=True, save_every=100, save_unit="steps", keep_last=4
     )
     trained = graph.add(
         "AtelierTrain",

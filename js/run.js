@@ -309,7 +309,7 @@ function question(run, steps, { bytes: size, kept, newest, left }) {
   if (steps && newest)
     parts.push(left === null
       ? t("The run can then no longer be resumed.") : t("The run then resumes after step {0}.", left));
-  if (kept.length) parts.push(t("Its copies are kept: {0}.", kept.join(", ")));
+  if (kept.length) parts.push(t("Its copies in ComfyUI's models folder are kept: {0}.", kept.join(", ")));
   else if (!steps) parts.push(t("Its LoRA is in no other folder, and is lost."));
   return parts.join(" ");
 }

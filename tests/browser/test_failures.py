@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from looks import OVERLAPS
 from train_graph import draw_pictures
 
 from lora_atelier.dev import QUICKSTART, START
@@ -99,6 +100,7 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     page.locator(".atelier-failure", has_text="There is no folder 'no such folder'").wait_for()
     page.locator(".atelier-status", has_text="No run yet").wait_for()
     assert editor.run(LETTERS, ".atelier-failure > *") * READABLE >= 10
+    assert editor.run(OVERLAPS) == []  # a sentence makes its node taller
     assert editor.run(WHOLE)
     editor.fit()
     editor.screenshot(f"refused-{'vue' if editor.vue else 'litegraph'}-{editor.version}")

@@ -172,7 +172,8 @@ def test_a_run_is_renamed_exported_published_continued_and_deleted(editor, runs:
     asked = page.get_by_role("dialog").get_by_text("Delete the run My best moss, begun ")
     asked.wait_for()
     told = asked.inner_text()
-    assert "Its copies are kept: " in told and f"tested/{name}.safetensors" in told and "aaaa" not in told
+    assert "Its copies in ComfyUI's models folder are kept: " in told
+    assert f"tested/{name}.safetensors" in told and "aaaa" not in told
     page.get_by_role("dialog").get_by_role("button").filter(has_text="Cancel").click()
     asked.wait_for(state="hidden")
 
