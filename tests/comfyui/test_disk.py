@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import builtins
 import errno
 import io
@@ -15,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from PIL import Image
 from run_folders import make_run
 
 from lora_atelier.trainer_core.common.leftovers import sweep
@@ -102,3 +104,99 @@ def test_a_disk_that_fails_at_any_write_of_the_page_gets_a_sentence(
         sweep({path.parent for path in tmp_path.rglob(".*.tmp")})  # as the next run does
         assert not [*tmp_path.rglob(".*.tmp")], (at, seen)
     assert at > 1
+
+
+def png(level: int) -> str:
+    data = io.BytesIO()
+    Image.new("L", (8, 6), level).save(data, "PNG")
+    return base64.b64encode(data.getvalue()).decode()
+
+
+@pytest.mark.parametrize("change", ["new folder", "mask", "earlier mask", "settings", "caption", "undo", "redo"])
+def test_a_full_disk_at_any_write_leaves_pictures_masks_and_captions_whole(
+    comfy_modules: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """What is there is as before or as asked for, and the same question again does what it says."""
+    import folder_paths
+    from aiohttp import web
+
+    from lora_atelier.nodes import picture_routes, routes
+    from lora_atelier.nodes.comfyui import folders, server
+    from lora_atelier.trainer_core.data.edits import Journal, Rewritten, content_of, fingerprint_of
+
+    monkeypatch.setattr(folder_paths, "get_input_directory", lambda: str(tmp_path / "input"))
+    monkeypatch.setattr(folders, "earlier_folder", lambda: tmp_path / "earlier")
+    folder = tmp_path / "input" / "cats"
+    picture, mask, text = folder / "a.png", folder / "a-masklabel.png", folder / "a.txt"
+    journal = Journal(tmp_path / "journal")
+
+    def digest() -> str:
+        return picture_routes.look_at({"folder": "cats", "picture": "a.png"}, picture)["mask"]
+
+    def turn(way: str) -> None:
+        change = journal.last([folder]) if way == "undo" else journal.next([folder])
+        if change is not None:
+            getattr(journal, way)([folder], change["number"], {})
+
+    def caption(words: bytes) -> None:
+        journal.write([Rewritten(text, words, fingerprint_of(content_of(text)))], "text", [folder])
+
+    works: dict[str, Callable[[], Any]] = {
+        "new folder": lambda: routes.answer_new({"name": "dogs", "files": ["a.png"]}),
+        "mask": lambda: picture_routes.keep_mask({"mask": png(9), "was": digest()}, picture),
+        "earlier mask": lambda: picture_routes.undo_mask({"was": digest()}, picture),
+        "settings": lambda: picture_routes.set_own(
+            {
+                "pictures": {"a.png": {"repeats": 3}},
+                "read": picture_routes.look_at({"folder": "cats", "picture": "a.png"}, picture)["read"],
+            },
+            folder,
+        ),
+        "caption": lambda: caption(b"new"),
+        "undo": lambda: turn("undo"),
+        "redo": lambda: turn("redo"),
+    }
+
+    def asked() -> web.Response:
+        def answer() -> web.Response:
+            found = works[change]()
+            return found if isinstance(found, web.Response) else server.json_answer(found or {})
+
+        return server.answered(answer)
+
+    def state() -> dict[str, bytes]:
+        inside = (tmp_path / "input").rglob("*")
+        return {str(path.relative_to(tmp_path)): path.read_bytes() for path in inside if path.is_file()}
+
+    def begin() -> None:
+        for place in ("input", "earlier", "journal"):
+            shutil.rmtree(tmp_path / place, ignore_errors=True)
+        folder.mkdir(parents=True)
+        Image.new("RGB", (8, 6), 7).save(picture)
+        for level in (1, 2):
+            picture_routes.keep_mask({"mask": png(level), "was": digest() if mask.exists() else ""}, picture)
+        caption(b"old")
+        caption(b"older")
+        if change == "redo":
+            turn("undo")
+
+    begin()
+    before = state()
+    asked()
+    after, at, seen = state(), 0, ["begun"]
+    assert (after == before) == (change == "new folder")
+    while at <= len(seen):
+        at += 1
+        begin()
+        with failing(tmp_path, at) as seen:
+            answer = asked()
+        assert answer.status == 200 or (answer.status == 409 and b'"error"' in answer.body), (at, seen)
+        left = {name: content for name, content in state().items() if not name.endswith(".tmp")}
+        assert left in (before, after), (at, seen)
+        if left == before:
+            assert asked().status == 200
+            assert {name: content for name, content in state().items() if not name.endswith(".tmp")} == after, (
+                at,
+                seen,
+            )
+    assert at > (1 if change == "new folder" else 4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,8 @@ from PIL import Image
 
 from ..common.access import Access
 from ..common.axes import Size
-from ..common.files import keep_newest, written_whole
+from ..common.files import keep_newest, move, written_whole
+from ..common.leftovers import remove, unfinished
 from ..config import BucketConfig, MaskConfig
 from .buckets import Point, parse_resolution
 from .crops import fit
@@ -126,16 +129,31 @@ def _replace(picture: Path, content: bytes, was: str, earlier: Path, access: Acc
     if state_of_mask(picture, access) != was:
         name = (found or mask_place(picture)).name
         raise Changed(f"{name} was changed meanwhile; look at the picture again, and paint anew.")
-    before = _content(found)
-    with written_whole(earlier) as temporary:
-        temporary.write_bytes(before)
+    before, place = _content(found), found if found and found.suffix.lower() == ".png" else mask_place(picture)
+    with _restored_on_error(earlier):
+        with written_whole(earlier) as temporary:
+            temporary.write_bytes(before)
+        if content:
+            with written_whole(place) as temporary:
+                temporary.write_bytes(content)
+        if found and not (content and found == place):
+            found.unlink(missing_ok=True)
     keep_newest(earlier.parent, MOST_EARLIER)
-    place = found if found and found.suffix.lower() == ".png" else mask_place(picture)
-    if content:
-        with written_whole(place) as temporary:
-            temporary.write_bytes(content)
-    if found and not (content and found == place):
-        found.unlink(missing_ok=True)
+
+
+@contextmanager
+def _restored_on_error(path: Path) -> Iterator[None]:
+    """Put a file back that is replaced in a `with` block which a full disk ends."""
+    with unfinished(path) as aside:
+        if there := path.is_file():
+            move(path, aside)
+        try:
+            yield
+        except OSError:
+            if there:
+                move(aside, path)
+            raise
+        remove(aside)
 
 
 def _content(path: Path | None) -> bytes:
