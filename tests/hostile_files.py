@@ -35,7 +35,9 @@ from lora_atelier.trainer_core.data.scan.caption_tables import (
     read_table,
 )
 from lora_atelier.trainer_core.data.scan.own_file import LARGEST as LARGEST_OWN
-from lora_atelier.trainer_core.data.scan.own_file import read_own
+from lora_atelier.trainer_core.data.scan.own_file import find_own, read_own
+from lora_atelier.trainer_core.data.scan.sent import DEEPEST as DEEPEST_SENT
+from lora_atelier.trainer_core.data.scan.sent import usable_names
 from lora_atelier.trainer_core.lora_files.inspect import inspect_lora
 from lora_atelier.trainer_core.lora_files.lora import read_lora
 from lora_atelier.trainer_core.models.files.safetensors_file import LONGEST_HEADER, MOST_TENSORS, read_header
@@ -257,8 +259,78 @@ def in_run(*names: str) -> Callable[[Path], object]:
     return look
 
 
+def pictures_of_a_run(draw: random.Random) -> bytes:
+    """Write what the watch of a run found about its pictures, with names of any kind."""
+    texts = ["a.png", "../../x", "x" * 5000, "\u202e", "\0", "\ud800", "/dev/zero", "<b>", 1, None, ["a"]]
+    numbers = [0.5, -1, 1e300, 10**400, "1", None, True]
+    pictures = [
+        {"name": draw.choice(texts), "folder": draw.choice(texts), "sha256": draw.choice(texts)}
+        | {"odd": draw.choice([True, True, False, 1, "true"]), "loss": draw.choice(numbers)}
+        for _ in range(draw.choice([0, 1, 30, 3000]))
+    ]
+    document = {"pictures": draw.choice([pictures, pictures, pictures, {"0": pictures}, None])}
+    return replaced(document, draw) if draw.random() < 0.5 else json.dumps(document).encode()
+
+
+def own_settings(draw: random.Random) -> bytes:
+    """Write what a folder sets for its pictures, for many of them, with names of any kind."""
+    names = ["a.png", "A.PNG", "../a.png", "/a.png", "C:\\a.png", "\0", "\ud800", "e\u0301.png", "x" * 1025]
+    names += ["e\u0301" * draw.choice([1, 500]) + str(number) for number in range(draw.choice([0, 3, 3000]))]
+    values = [0.5, [1, 1], [0.5, 2], [10**400, 1], "train", "prior_prediction", 10**400, True, 0, None, {"focus": 1}]
+    keys = ["focus", "repeats", "role", "leave_out", "leave_out", "other"]
+    pictures = {
+        name: {key: draw.choice(values) for key in draw.sample(keys, draw.randint(0, 2))}
+        for name in draw.sample(names, draw.choice([1, len(names)]))
+    }
+    return (
+        replaced({"pictures": pictures}, draw) if draw.random() < 0.5 else json.dumps({"pictures": pictures}).encode()
+    )
+
+
 def own_file(path: Path) -> object:
-    return read_own(path.parent)
+    found, _ = read_own(path.parent)
+    if strange := [name for name in found if not (path.parent / name).resolve().is_relative_to(path.parent.resolve())]:
+        raise AssertionError(f"{strange[0]!r:.80} lies elsewhere")
+    return find_own(found, ["a.png", "\u00e9.png", *(f"\u00e9{number}" for number in range(3000))])
+
+
+def upload(path: Path) -> object:
+    """Name the files of an upload, which the page sends as a list."""
+    sent = read_json(path)
+    names = [name for name in usable_names([each for each in sent["files"] if isinstance(each, str)]) if name]
+    if len({name.casefold() for name in names}) < len(names):
+        raise AssertionError("two files have one name")
+    if strange := [name for name in names if not (path.parent / name).resolve().is_relative_to(path.parent.resolve())]:
+        raise AssertionError(f"{strange[0]!r:.80} lies elsewhere")
+    return names
+
+
+def sent_names(draw: random.Random) -> bytes:
+    """Write paths of another computer: out of a folder, of devices, of many names that become one."""
+    parts = [
+        "a",
+        "A",
+        "..",
+        ".",
+        "",
+        "con",
+        "nul.txt",
+        "C:",
+        "\0",
+        "\ud800",
+        "\u202e",
+        "x" * 300,
+        "e\u0301",
+        " ",
+        "a?",
+        "a*",
+    ]
+    ends = [".png", ".PNG", ".txt", ".exe", "", "-masklabel.png", ".json"]
+    count = draw.choice([1, 50, 5000])
+    paths = [
+        draw.choice("/\\").join(draw.choices(parts, k=draw.randint(1, 5))) + draw.choice(ends) for _ in range(count)
+    ]
+    return json.dumps({"files": paths}).encode()
 
 
 def model(path: Path) -> object:
@@ -287,6 +359,8 @@ READERS = {
         2000,
         DEEPEST,
     ),
+    "pictures of a run": Reader(in_run("pictures.json"), pictures_of_a_run, ("a",), LARGEST, 20_000, DEEPEST),
+    "names of an upload": Reader(upload, sent_names, ("a.json",), LARGEST, 20_000, DEEPEST_SENT),
     "state of a save": Reader(
         load_state,
         safetensors,
@@ -353,7 +427,7 @@ READERS = {
     ),
     "settings of single pictures": Reader(
         own_file,
-        lambda draw: replaced({"pictures": {"a": {"focus": [1, 1], "repeats": 1, "role": "a"}}}, draw),
+        own_settings,
         ("lora_atelier.json",),
         LARGEST_OWN,
         2000,
