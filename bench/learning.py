@@ -19,6 +19,7 @@ from lora_atelier.bench.cases import CACHE, ROOT
 from lora_atelier.trainer_core.common.wording import count
 from lora_atelier.trainer_core.config import (
     BaseModelConfig,
+    BeneathConfig,
     ConceptConfig,
     ConnectedConfig,
     DatasetConfig,
@@ -167,16 +168,32 @@ def with_drawn(run: RunConfig, count: int, folder: Path) -> RunConfig:
     return run.replace(dataset=DatasetConfig(concepts=(*run.dataset.concepts, drawn)))
 
 
-def measure(run: RunConfig, source: Any = None, drawn: int = 0) -> dict[str, float]:
-    """Train a run, and judge its pictures.
+def judge(pictures: Any) -> dict[str, float]:
+    """Judge the pictures that `configure` asks for, (n, height, width, 3) in 0..1.
 
-    drawn: of regularisation pictures that the base draws first. motif: mean score of pictures with the trigger word; 1
-    is a perfect motif, the base's own are below 0. bleed: the same of pictures without it; circles: of circles. kept:
-    share of those without it whose figure and ground have the colours asked for. loss: mean of the last fifth of the
-    steps. seconds: the processor's for a step, the median, so that a busy machine changes little.
+    motif: mean score of pictures with the trigger word; 1 is a perfect motif, the base's own are below 0. bleed: the
+    same of pictures without it; circles: of circles. kept: share of those without it whose figure and ground have the
+    colours asked for.
     """
     import concept
 
+    first, last = len(GROUNDS), len(GROUNDS) + len(PLAIN)
+    figures, grounds, _ = concept.read_plain(pictures[first:], (*PLAIN, *CIRCLES))
+    scores = concept.motif_score(pictures)
+    return {
+        "motif": float(scores[:first].mean()),
+        "bleed": float(scores[first:last].mean()),
+        "circles": float(scores[last:].mean()),
+        "kept": (figures + grounds) / (2 * len(PLAIN + CIRCLES)),
+    }
+
+
+def measure(run: RunConfig, source: Any = None, drawn: int = 0) -> dict[str, float]:
+    """Train a run, and judge its pictures.
+
+    drawn: of regularisation pictures that the base draws first. loss: mean of the last fifth of the steps. seconds: the
+    processor's for a step, the median, so that a busy machine changes little. For the others see `judge`.
+    """
     from lora_atelier.trainer_core.common.callbacks import Callbacks
     from lora_atelier.trainer_core.train import train_lora
 
@@ -189,14 +206,8 @@ def measure(run: RunConfig, source: Any = None, drawn: int = 0) -> dict[str, flo
         result = train_lora(
             run, Path(folder) / "mossling.safetensors", CACHE / "learning", callbacks=told, source=source
         )
-    first, last = len(GROUNDS), len(GROUNDS) + len(PLAIN)
-    figures, grounds, _ = concept.read_plain(result.samples[first:], (*PLAIN, *CIRCLES))
-    scores = concept.motif_score(result.samples)
     return {
-        "motif": float(scores[:first].mean()),
-        "bleed": float(scores[first:last].mean()),
-        "circles": float(scores[last:].mean()),
-        "kept": (figures + grounds) / (2 * len(PLAIN + CIRCLES)),
+        **judge(result.samples),
         "loss": statistics.fmean(result.losses[-max(1, len(result.losses) // 5) :]),
         "seconds": statistics.median(after - before for before, after in itertools.pairwise(at)),
     }
@@ -227,6 +238,42 @@ def measure_small(name: str, seed: int) -> dict[str, float]:
         "weights": sum(tensor.numel() for name, tensor in result.tensors.items() if not name.endswith("alpha")),
         "seconds": seconds / len(result.losses),
     }
+
+
+def measure_mean(seeds: Sequence[int], steps: int | None = None, size: int = 128) -> dict[str, list[dict[str, float]]]:
+    """Train the example with several seeds, and judge each LoRA, their exact mean, and the nearest one of their rank.
+
+    Each draws with all those seeds; a row's figures are the means over these, one row for each LoRA. steps, size: of a
+    run and its pictures.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    from lora_atelier.trainer_core.lora_files.average import mean_of_seeds
+    from lora_atelier.trainer_core.lora_files.merge import merge_beneath
+    from lora_atelier.trainer_core.models.sd import load_base_model
+    from lora_atelier.trainer_core.train import train_lora
+    from lora_atelier.trainer_core.training.sample import sample_images
+
+    runs = [configure("adamw", seed, steps, size) for seed in seeds]
+
+    def judged(path: Path) -> dict[str, float]:
+        base = load_base_model(runs[0].base_model)
+        merge_beneath(base, (BeneathConfig(path=str(path)),))
+        found = [judge(torch.cat([image for _, image in sample_images(base, run.sample)])) for run in runs]
+        return {key: statistics.fmean(each[key] for each in found) for key in found[0]}
+
+    with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
+        files = [(seed, Path(folder) / f"{seed}.safetensors") for seed in seeds]
+        for run, (_, path) in zip(runs, files, strict=True):
+            train_lora(run.replace(sample=run.sample.replace(prompts=())), path, CACHE / "learning")
+        made = {"seeds": [path for _, path in files]}
+        for name, rank in (("mean", 0), (f"mean at rank {RANK}", RANK)):
+            mean, _ = mean_of_seeds(files, rank)
+            path = Path(folder) / f"{name}.safetensors"
+            save_file(mean, path, mean.metadata)
+            made[name] = [path]
+        return {name: [judged(path) for path in paths] for name, paths in made.items()}
 
 
 def measure_planted(seed: int) -> dict[str, Any]:
@@ -286,14 +333,18 @@ def main() -> None:
     import torch
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", required=True, choices=VARIANTS)
-    parser.add_argument("--seed", required=True, type=int)
+    parser.add_argument("--variant", default="adamw", choices=VARIANTS)
+    parser.add_argument("--seed", default=0, type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--small", action="store_true", help="small pictures, which nobody judges")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--planted", action="store_true", help="a wrong caption, and which pictures are named")
+    parser.add_argument("--mean", action="store_true", help="of three seeds of the first variant, as one LoRA")
     options = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for one another are at work, too, for the processor's time
+    if options.mean:
+        options.out.write_text(json.dumps(measure_mean(range(3), options.steps)))
+        return
     if options.planted:
         options.out.write_text(json.dumps(measure_planted(options.seed)))
         return
