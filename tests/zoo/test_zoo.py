@@ -21,7 +21,7 @@ NO_ROW = {
     "an upscaler or refiner, which starts from a picture": "SD_X4Upscaler HunyuanImage21Refiner SeedVR2 PiD",
     "a view or video from one picture, without captions": "Stable_Zero123 SVD_img2vid SV3D_u SV3D_p",
     "it predicts from pictures, not from noise": "LotusD RT_DETR_v4 SAM3 SAM31 DepthAnything3",
-    "sound": "StableAudio StableAudio3 ACEStep ACEStep15 MiniMaxMusic3",
+    "sound": "StableAudio StableAudio3 ACEStep ACEStep15 MiniMaxMusic3 YuE2",
     "video with sound, or driven by it": "MiniMaxH3 WAN22_S2V WAN21_HuMo",
     "video driven by another video": "WAN22_Animate WAN_Animate2 WAN21_SCAIL WAN21_SCAIL2 WAN22_WanDancer",
     "3-D": "Hunyuan3Dv2 Hunyuan3Dv2_1 Hunyuan3Dv2mini TripoSplat Trellis2",

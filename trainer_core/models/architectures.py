@@ -637,7 +637,9 @@ OTHER_KINDS = {
     **dict.fromkeys(("SVD_img2vid", "Stable_Zero123"), "a model that takes a picture and no caption"),
     "MiniMaxH3": "a model of video with sound",
     "WAN21_FlowRVS": "a model that turns videos into masks",
-    **dict.fromkeys(("StableAudio", "StableAudio1", "ACEStep", "ACEStep15", "MiniMaxMusic3"), "a model of sounds"),
+    **dict.fromkeys(
+        ("StableAudio", "StableAudio1", "ACEStep", "ACEStep15", "MiniMaxMusic3", "YuE2"), "a model of sounds"
+    ),
     **dict.fromkeys(("Hunyuan3Dv2", "Hunyuan3Dv2_1", "TripoSplat", "Trellis2"), "a model of three-dimensional shapes"),
 }
 
