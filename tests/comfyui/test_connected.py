@@ -262,7 +262,9 @@ def test_what_does_not_fit_gets_one_sentence(comfy: ComfyClient, models, picture
     refused(comfy, partner, "error", "has other blocks than its model; link one of the same architecture")
     wrapped = graph | {"compiled": node("TorchCompileModel", model=["unet", 0], backend="inductor")}
     wrapped = changed(wrapped, "linked", model=["compiled", 0])
-    refused(comfy, wrapped, "error", "is changed while it runs", "link the MODEL without that node")
+    refused(
+        comfy, wrapped, "error", "is compiled (diffusion_model)", "link the MODEL without the node that compiles it"
+    )
     fast = connected(pictures, model="tiny-fast")
     refused(comfy, fast, "error", "train on FLUX.1 dev", "set train_distilled of Use Connected Model to true")
     clip = connected(pictures, model="tiny-wide")

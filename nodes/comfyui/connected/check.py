@@ -12,6 +12,7 @@ import comfy.model_patcher
 import comfy.utils
 import torch
 
+from ....trainer_core.common.wording import names
 from ....trainer_core.networks.layers.shape import weight_shape
 from .architecture import architecture_of, distilled, file_of
 from .layers import list_layers
@@ -23,6 +24,9 @@ UNFED = {  # classes of MODELs -> what they draw from, and what to link instead
     "StableCascade_B": ("the small picture of stage C", "the MODEL of stage C"),
 }
 EDITS = re.compile(r"hidream.?e1", re.I)  # in the name of a file; its class is that of HiDream I1
+COMPILED = "torch.compile"  # the key of ComfyUI's wrapper that compiles
+WRAPS = ("_orig_mod", "_torchdynamo_orig_callable")  # attributes of what torch.compile gives
+SHOWN = 3  # names in a message
 PLAIN = (str, int, float, bool, NoneType, torch.dtype)  # values of attributes that a node may set
 
 
@@ -34,6 +38,7 @@ def check_connected(model: Any, clip: Any, vae: Any) -> None:
     architecture = architecture_of(model)
     if unfed := _unfed(model):
         raise ValueError(f"The MODEL linked to {NODE} {unfed}.")
+    _check_uncompiled("MODEL", model)
     _check_unchanged("MODEL", model)
     _check_shapes(model)
     noise_model(model)
@@ -55,6 +60,7 @@ def check_connected(model: Any, clip: Any, vae: Any) -> None:
         )
     if getattr(clip, "cond_stage_model", None) is None:
         raise ValueError(f"The CLIP linked to {NODE} is none; link the one that belongs to the MODEL.")
+    _check_uncompiled("CLIP", clip.patcher)
     _check_unchanged("CLIP", clip.patcher)
 
 
@@ -86,6 +92,27 @@ def check_partner(sampled: Any, model: Any) -> None:
             f"The sample_model linked to {NODE} has other blocks than its model; link one of the same architecture, "
             "or none."
         )
+
+
+def _check_uncompiled(kind: str, patcher: Any) -> None:
+    """Raise ValueError for a model whose modules are compiled: their layers have other names, or none that is seen.
+
+    Functions that its code compiles run as they are written (`gradients.session`). kind: of the socket.
+    """
+    modules = [*getattr(patcher, "object_patches", {}).items(), *patcher.model.named_modules()]
+    found = [name for name, module in modules if _is_compiled(module)]
+    if any(COMPILED in wrappers for wrappers in getattr(patcher, "wrappers", {}).values()):
+        found += ["diffusion_model"]
+    if found:
+        raise ValueError(
+            f"The {kind} linked to {NODE} is compiled ({names(dict.fromkeys(found), SHOWN)}), so that its layers are "
+            f"not called by their names; link the {kind} without the node that compiles it."
+        )
+
+
+def _is_compiled(module: Any) -> bool:
+    """Tell whether torch.compile has wrapped a module or a method, or torch.jit has made a module."""
+    return isinstance(module, torch.jit.ScriptModule) or any(hasattr(module, name) for name in WRAPS)
 
 
 def _check_unchanged(kind: str, patcher: Any) -> None:

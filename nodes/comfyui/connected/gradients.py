@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -46,6 +47,7 @@ def session(patcher: Any, clip: Any = None, *beside: Any) -> Iterator[None]:
             stack.enter_context(_differentiable(clip.cond_stage_model, list(clip.cond_stage_model.children())))
             stack.enter_context(_loaded(clip))
         stack.enter_context(_in_training(True))
+        stack.enter_context(_uncompiled())
         stack.enter_context(_every_layer_called())
         stack.enter_context(_saved_weights_kept())
         yield
@@ -131,6 +133,16 @@ _look_for_cancel = comfy.ops.run_every_op
 
 def _nothing() -> None:
     """Look for no Cancel."""
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Let functions that a model's code compiles run as they are written: a trial watches their operators."""
+    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):  # nothing is, or an older torch
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager
