@@ -209,12 +209,13 @@ class RawDenoiser:
     ) -> bool:
         """Tell whether the MODEL makes of what its network says what its sampling does, and nothing else."""
         sigmas = self.sigmas.to(noised.device)[levels].to(noised.dtype)
-        numbers, joint = next(conditions.groups(joined=False))
+        # Two copies: code may write into its conditions.
+        (numbers, joint), (_, again) = (next(conditions.groups(joined=False)) for _ in range(2))
         said = with_time(self.model, self._run(noised, sigmas, numbers, joint, options))
         (x, joint), own = self._with_kept(noised[numbers], joint), self.sampling.own
         expected = own.calculate_denoised(sigmas[numbers], said, x)
         given = self._sampled(options, sigmas[numbers])
-        found = self.model.apply_model(x, sigmas[numbers], **joint, transformer_options=given)
+        found = self.model.apply_model(x, sigmas[numbers], **again, transformer_options=given)
         return bool((found - expected).abs().max() <= self.bound * expected.abs().max())
 
     @contextmanager
