@@ -32,7 +32,7 @@ from ....trainer_core.memory import (
 from ....trainer_core.memory.products import input_gradient, linear
 from ....trainer_core.networks.layers.dora import frozen_weight
 from ....trainer_core.networks.layers.product import add_low_rank
-from ....trainer_core.networks.layers.shape import geometry_of, is_linear, weight_shape
+from ....trainer_core.networks.layers.shape import geometry_of, is_complex, is_linear, weight_shape
 from ....trainer_core.networks.network import WithDelta
 
 
@@ -59,7 +59,8 @@ METHODS = ("forward", "forward_comfy_cast_weights", "_forward", "_conv_forward")
 @contextmanager
 def frozen_layers(model: nn.Module) -> Iterator[None]:
     """Keep nothing of a model's linear layers and convolutions for the backward pass, inside a `with` block."""
-    frozen = {m: _frozen(type(m)) for m in model.modules() if is_linear(m) or isinstance(m, ALL)}
+    found = (m for m in model.modules() if is_linear(m) or (isinstance(m, ALL) and not is_complex(m)))
+    frozen = {m: _frozen(type(m)) for m in found}
     try:
         with of_classes(frozen):
             yield

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ....trainer_core.common.axes import Framing, Shape, size_text
+from ....trainer_core.common.wording import count
 from ....trainer_core.common.wording import names as listed_names
 from ....trainer_core.config import RunConfig, SamplePicture, node, setting
 from ....trainer_core.config.optimizer import RATES
@@ -21,6 +22,7 @@ from . import gradients, names, vae
 from .beside import empty_inputs
 from .denoiser import BatchConditions
 from .experts import named_high, named_low
+from .layers import unreachable
 from .predicting import ConnectedConditions
 from .sampling import draw
 from .trial import Reading, comfyui_runs, joint, try_out
@@ -203,6 +205,11 @@ class ComfyUIHost:
             found = joint(found, high._replace(left_out=frozenset(map(named_high, high.left_out))))
             wired.take(wired.denoiser)
         wired.left_out, wired.units, wired.drawn_as_trained = found[:3]
+        if computed := unreachable(wired.layers):
+            whose = count(computed, "layer has", "layers have")
+            found.remarks.append(
+                f"{whose} a weight that is computed, or complex, which no LoRA file changes: {listed_names(computed)}."
+            )
         return found.remarks + ([] if wired.beside.paints else empty_inputs(inputs[2].samples[0].items()))
 
 

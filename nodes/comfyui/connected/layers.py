@@ -69,6 +69,11 @@ def list_layers(model: Any) -> list[Layer]:
     return layers
 
 
+def unreachable(listed: Sequence[Layer]) -> list[str]:
+    """List the linear layers of blocks whose weight no LoRA file names: it is computed in each pass, or complex."""
+    return [each.name for each in listed if each.block and not each.trainable and isinstance(each.module, nn.Linear)]
+
+
 def blocks(denoiser: nn.Module) -> list[str]:
     """List the names of a denoiser's blocks, which are their paths, in their order."""
     return list(_Blocks(denoiser).main)

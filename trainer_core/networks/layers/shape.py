@@ -11,7 +11,9 @@ Matrix = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d  # what networks change, 
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Tell whether a module is a linear layer of one weight; other programs' quantized ones are no nn.Linear."""
+    """Tell whether a module is a linear layer of one real weight; other programs' quantized ones are no nn.Linear."""
+    if is_complex(module):
+        return False
     if isinstance(module, nn.Linear):
         return True
     sides = (getattr(module, name, None) for name in ("in_features", "out_features"))
@@ -20,10 +22,16 @@ def is_linear(module: nn.Module) -> bool:
     return one and all(isinstance(side, int) for side in sides) and not any(True for _ in module.children())
 
 
+def is_complex(module: nn.Module) -> bool:
+    """Tell whether a module's weight has complex numbers, which no LoRA has."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.is_complex()
+
+
 def is_matrix(module: nn.Module) -> bool:
     """Tell whether a module is linear, or a plain convolution along any number of axes: what networks change."""
     if isinstance(module, CONVOLUTIONS):
-        return module.groups == 1 and module.padding_mode == "zeros"
+        return module.groups == 1 and module.padding_mode == "zeros" and not is_complex(module)
     return is_linear(module)
 
 
