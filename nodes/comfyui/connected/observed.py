@@ -61,7 +61,7 @@ class Observed(TorchFunctionMode):
             return result
 
         with ExitStack() as stack:
-            stack.enter_context(calls(self._layers, self.order.setdefault))
+            stack.enter_context(calls(self._layers, self._note_call))
             torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
             stack.callback(setattr, torch.autograd.Function, "apply", own)
             stack.enter_context(self)
@@ -103,6 +103,12 @@ class Observed(TorchFunctionMode):
                 self._look(func, name, kwargs, result)
         return result
 
+    def _note_call(self, name: str) -> None:
+        """Note a layer that is called, and where no gradient is recorded at all."""
+        self.order.setdefault(name)
+        if not torch.is_grad_enabled() and not self._inside:
+            self._note("its layers under no_grad", inside=self._layers[name])
+
     def _look(self, func: Any, name: str, kwargs: dict[str, Any], result: Any) -> None:
         """Note an operator on a tensor with a gradient, if its result has none."""
         custom = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
@@ -127,20 +133,23 @@ class Observed(TorchFunctionMode):
 
             node.register_hook(look)
 
-    def _note(self, operator: str) -> None:
-        place = self._place()
+    def _note(self, operator: str, inside: nn.Module | None = None) -> None:
+        place = self._place(inside)
         if place is not None:
             self._lost.setdefault(operator + place[0], place[1])
 
-    def _place(self) -> tuple[str, str] | None:
-        """The class and path of the module whose code runs, as " in Block" and " (blocks.0)"; None for our own code."""
+    def _place(self, inside: nn.Module | None = None) -> tuple[str, str] | None:
+        """The class and path of the module whose code runs, as " in Block" and " (blocks.0)"; None for our own code.
+
+        inside: a layer that is no answer, as its caller is asked for.
+        """
         frame: Any = sys._getframe(1)
         while frame is not None:
             own = frame.f_globals.get("__name__", "")
             if own.startswith(OURS) and own != __name__:
                 return None
             module = frame.f_locals.get("self")
-            if isinstance(module, nn.Module) and module in self._paths:
+            if isinstance(module, nn.Module) and module is not inside and module in self._paths:
                 return f" in {type(module).__name__}", f" ({self._paths[module]})"
             frame = frame.f_back
         return "", ""

@@ -48,15 +48,12 @@ def prove(
     layers: Mapping[str, nn.Module],
     observed: Observed,
     off: float = APART,
-    *,
-    random: bool = False,
 ) -> Proof:
     """Try passes forward and backward, and find the layers that get no gradient from any.
 
-    runs: each predicts from the smallest batch; two at least, as models that keep something between passes fail in the
-    second. layers: those that are trained, by name. observed: watches the passes. off: by how much slopes may differ.
-    random: whether the MODEL draws random numbers, so that passes cannot be compared. Raises ValueError for a model
-    that cannot be trained. Gradients are cleared.
+    runs: each predicts from the smallest batch, the same each time; two at first, as models that keep something between
+    passes fail in the second. layers: those that are trained, by name. observed: watches the passes. off: by how much
+    slopes may differ. Raises ValueError for a model that cannot be trained. Gradients are cleared.
     """
     passes, losses = list[dict[str, Pairs]](), list[float]()
     for run in runs:
@@ -88,8 +85,7 @@ def prove(
         raise ValueError(
             refused(observed.lost) if observed.lost else "this MODEL cannot be trained: no layer gets a gradient"
         )
-    if not random:
-        _check_slopes(runs, losses, passes, list(observed.order), observed.lost, off)
+    _check_slopes(runs, losses, passes, list(observed.order), observed.lost, off)
     return Proof([name for name in layers if not any(name in found for found in passes)], passes[0])
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +26,7 @@ from .proof import APART, INSTEAD, ROUNDED, WRONG_SLOPE, prove, recomputes, refu
 from .stopped import where_stopped
 
 LEVELS_TRIED = (0.25, 0.95)  # of noise, as shares of the MODEL's; some have experts for some levels
+FURTHER = (0.02, 0.4, 0.5, 0.6, 0.75)  # and where some layers are called at neither
 NEAR = 0.02  # from the first of them, as steps of a sampler may be
 FILED = 5  # by how many bounds of rounding a picture drawn with the file may differ from one of training
 NUMBERS = 256  # of what a block gives, which are compared
@@ -79,25 +82,32 @@ def try_out(
 
     runs, near = [at(share) for share in LEVELS_TRIED], at(LEVELS_TRIED[0] + NEAR)
     remarks = _predictions(denoiser, runs[0], inputs, what)
-    if not remarks and _reuses(runs, near, denoiser.bound):
+    if remarks:  # it is compared as it draws the same numbers
+        near, *runs = (_seeded(run) for run in (near, *runs))
+    if _reuses(runs, near, denoiser.bound):
         raise ValueError(
             f"{what}: this MODEL cannot be trained, as it reuses what it computed at another level of noise; link it "
             "without the node that lets it skip blocks."
         )
     observed = Observed(denoiser.model.diffusion_model, modules, text and text.clip.cond_stage_model)
-    random, clip = bool(remarks), text and text.clip
+    clip = text and text.clip
     rounded = denoiser.model.get_dtype_inference() in TOLERANCE
     try:
-        idle, plain = prove(runs, layers, observed, ROUNDED if rounded else APART, random=random)
+        off = ROUNDED if rounded else APART
+        idle, plain = prove(runs, layers, observed, off)
+        further = _calling([name for name in idle if name not in observed.called], modules, at)
+        if further:
+            seeded = [_seeded(run) for run in further] if remarks else further
+            idle = [name for name in prove(seeded, layers, observed, off).idle if name in idle]
+            runs += seeded
         if observed.writing:
             gradients.leave_out_of(observed.writing, denoiser.model.diffusion_model)
-        if not random:
-            still = [name for name in observed.order if name in idle]
-            _check_idle(denoiser, runs, still, Filed(denoiser.patcher, layers, modules, clip), observed)
+        still = [name for name in observed.order if name in idle]
+        _check_idle(denoiser, runs, still, Filed(denoiser.patcher, layers, modules, clip), observed)
         found = _left_out(idle, modules, observed)
         left = {name: layers[name] for name in modules if not any(name in each for each in found.values())}
         filed = Filed(denoiser.patcher, left, modules, clip)
-        drawn, unapplied = _compare_with_file(denoiser, runs, left, modules, filed, random=random)
+        drawn, unapplied = _compare_with_file(denoiser, runs, left, modules, filed)
     except ValueError as error:
         raise ValueError(f"{what}: {error}.") from error
     found |= {UNAPPLIED: unapplied}
@@ -167,13 +177,60 @@ def _predictions(
     if first.shape != inputs[0].shape:
         shapes = " and ".join(str(tuple(each.shape[1:])) for each in (inputs[0], first))
         raise ValueError(f"{what}: this MODEL cannot be trained, as latents and its predictions differ: {shapes}.")
-    if (first - second).abs().max() > denoiser.bound * first.abs().max():
-        return ["The MODEL draws random numbers of its own, so a resumed run may differ."]
+    if _apart_at_most(first, second) > denoiser.bound:
+        with comfyui_runs(what):
+            first, second = (_seeded(run)() for _ in range(2))
+        if _apart_at_most(first, second) <= denoiser.bound:
+            return ["The MODEL draws random numbers of its own, so a resumed run may differ."]
+        raise ValueError(
+            f"{what}: this MODEL cannot be trained, as it predicts something else each time that it is asked the same: "
+            "it keeps what it computed, counts its passes, or draws from a generator of its own. Link it without the "
+            "node that lets it skip blocks."
+        )
     with comfyui_runs(what):
         follows = denoiser.follows_sampling(*inputs, gradients.options(denoiser.patcher))
     if not follows:
         raise ValueError(f"{what}: this MODEL cannot be trained, as its code changes what its network predicts.")
     return []
+
+
+def _apart_at_most(one: Tensor, other: Tensor) -> float:
+    """The largest difference of two predictions, as a share of the largest value."""
+    return float((one - other).abs().max() / one.abs().max())
+
+
+def _seeded(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Let a pass draw the same random numbers each time, and leave those of the process as they were."""
+
+    def seeded() -> Tensor:
+        states = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng(range(torch.cuda.device_count())):
+                torch.manual_seed(0)
+                random.seed(0)
+                np.random.seed(0)
+                return run()
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+    return seeded
+
+
+@torch.no_grad()
+def _calling(
+    some: Sequence[str], modules: Mapping[str, nn.Module], at: Callable[[float], Callable[[], Tensor]]
+) -> list[Callable[[], Tensor]]:
+    """Choose passes at further levels of noise that call some layers, as some of a MODEL's parts draw few levels."""
+    chosen, missing = list[Callable[[], Tensor]](), set(some)
+    for share in FURTHER if missing else ():
+        called = set[str]()
+        with calls({name: modules[name] for name in missing}, called.add):
+            at(share)()
+        if called:
+            chosen.append(at(share))
+        missing -= called
+    return chosen
 
 
 @torch.no_grad()
@@ -211,8 +268,6 @@ def _compare_with_file(
     layers: Mapping[str, nn.Module],
     modules: Mapping[str, nn.Module],
     filed: Filed,
-    *,
-    random: bool,
 ) -> tuple[set[str], list[str]]:
     """Compare what a network does in training with what ComfyUI's loader makes of its file.
 
@@ -231,7 +286,7 @@ def _compare_with_file(
             # Samples of weights in few bits round what they multiply, which training does not.
             with filed.on(rest), gradients.paused(in_training=not whole), calls(modules, drawn.add):
                 drawn_with = Trace(denoiser.model.diffusion_model, runs)
-        if not random and (where := trained.leaves(drawn_with, FILED * denoiser.bound)):
+        if where := trained.leaves(drawn_with, FILED * denoiser.bound):
             raise ValueError(
                 "this MODEL cannot be trained, as it computes with weights of its layers in ways of its own, where a "
                 f"LoRA file does something else than training, first in {where}. {INSTEAD}"
