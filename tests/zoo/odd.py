@@ -333,6 +333,241 @@ class Experts(Rows):
         return super().step(number, block, tokens, timesteps) if noisy == (number < 2) else tokens
 
 
+class GeneratedWeights(Rows):
+    """Makes a weight of its blocks anew for each level of noise, as hypernetworks do."""
+
+    def __init__(self, ops: Any) -> None:
+        super().__init__(ops)
+        self.generate = ops.Linear(1, WIDTH * WIDTH)
+
+    def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        weight = self.generate((timesteps.to(tokens).view(-1, 1) / 1000).cos()).view(-1, WIDTH, WIDTH) / WIDTH
+        return super().step(number, block, tokens, timesteps) + tokens @ weight
+
+
+class Normed(Rows):
+    """Makes weights of directions and lengths, through a parametrization and through a hook."""
+
+    def make(self, ops: Any) -> nn.Module:
+        part = Part(ops)
+        part.mlp = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+        part.attn_v = nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH))
+        return part
+
+
+class Adapted(nn.Module):
+    """A linear layer with a LoRA of another program inside, under its names."""
+
+    def __init__(self, ops: Any) -> None:
+        super().__init__()
+        self.base_layer = ops.Linear(WIDTH, WIDTH)
+        self.lora_A = nn.ModuleDict({"default": ops.Linear(WIDTH, 4, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": ops.Linear(4, WIDTH, bias=False)})
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x)) / 2
+
+
+class TopTwo(nn.Module):
+    """Sends each token to two of its layers."""
+
+    def __init__(self, ops: Any) -> None:
+        super().__init__()
+        self.gate = ops.Linear(WIDTH, 4, bias=False)
+        self.experts = nn.ModuleList([ops.Linear(WIDTH, WIDTH) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, WIDTH)
+        shares, chosen = self.gate(flat).softmax(-1).topk(2, dim=-1)
+        out = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            rows, slot = torch.where(chosen == number)
+            out.index_add_(0, rows, expert(flat[rows]) * shares[rows, slot, None])
+        return out.view_as(x)
+
+
+class Packed(nn.Linear):
+    """Weights of 4 bits, two in a byte, in the place of a linear layer's own."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        codes = torch.randint(256, (WIDTH, WIDTH // 2), generator=torch.Generator().manual_seed(2))
+        self.weight = nn.Parameter(codes.to(torch.uint8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.stack([self.weight & 15, self.weight >> 4], -1).flatten(1).float() - 8
+        return nn.functional.linear(x, weight.to(x) / 50, self.bias)
+
+
+class Complex(nn.Linear):
+    """A complex weight, of whose product the real part is taken."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH, bias=False)
+        draws = torch.Generator().manual_seed(1)
+        self.parts = [torch.randn(WIDTH, WIDTH, generator=draws) / WIDTH**0.5 for _ in range(2)]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        """Stay complex in any dtype."""
+        self.weight = nn.Parameter(torch.complex(*self.parts), requires_grad=False)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x.to(torch.complex64), self.weight).real.to(x)
+
+
+class Merging(nn.Linear):
+    """Adds a product of thin matrices of its own to its weight, in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.down, self.up = nn.Parameter(torch.zeros(4, WIDTH)), nn.Parameter(torch.zeros(WIDTH, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight + self.up @ self.down, self.bias)
+
+
+class Gained(nn.Linear):
+    """Multiplies its weight by what the level of noise sets."""
+
+    gain = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight * self.gain, self.bias)
+
+
+def with_mlp(name: str, make_mlp: Any) -> type[Rows]:
+    """Rows whose blocks have other MLPs. make_mlp: of ComfyUI's operations."""
+    part = type(f"PartOf{name}", (Part,), {"make_mlp": lambda self, ops: make_mlp(ops)})
+    return type(name, (Rows,), {"make": lambda self, ops: part(ops)})
+
+
+WithAdapters = with_mlp("WithAdapters", Adapted)
+Sparse = with_mlp("Sparse", TopTwo)
+InFourBits = with_mlp("InFourBits", lambda ops: Packed())
+InComplex = with_mlp("InComplex", lambda ops: Complex())
+MergesItsOwn = with_mlp("MergesItsOwn", lambda ops: Merging())
+
+
+class GainedByLevel(with_mlp("OfGained", lambda ops: Gained(WIDTH, WIDTH))):
+    def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        block.mlp.gain = 0.5 + float(timesteps.max()) / 1000
+        return super().step(number, block, tokens, timesteps)
+
+
+class InBetween(Rows):
+    """One of its blocks draws some levels in the middle, where no other acts."""
+
+    def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        acts = number != 2 or 450 < float(timesteps.max()) < 700
+        return super().step(number, block, tokens, timesteps) if acts else tokens
+
+
+class IntoCaptions(Rows):
+    """Writes into the captions that it is given."""
+
+    def forward(self, x: Tensor, timesteps: Tensor, context: Tensor, **more: Any) -> Tensor:
+        return super().forward(x, timesteps, context.mul_(0.8), **more)
+
+
+class NoKeys(Rows):
+    """Attends with nothing of its keys: their gradient is zero, and no operator has lost it."""
+
+    def make(self, ops: Any) -> nn.Module:
+        return type("PartWithoutKeys", (Part,), {"attend": lambda self, q, k, v: Part.attend(self, q, k * 0, v)})(ops)
+
+
+class Compiled(Rows):
+    """Has its attention compiled."""
+
+    def make(self, ops: Any) -> nn.Module:
+        attend = torch.compile(lambda q, k, v: (q @ k.mT / WIDTH**0.5).softmax(-1) @ v, backend="eager")
+        return type("PartCompiled", (Part,), {"attend": lambda self, *qkv: attend(*qkv)})(ops)
+
+
+class Recomputed(Rows):
+    """Recomputes its blocks by torch's newer way."""
+
+    def step(self, *given: Any) -> Tensor:
+        return checkpoint(super().step, *given, use_reentrant=False)
+
+
+class Cached(Rows):
+    """Skips its blocks where the level has hardly changed, by what it keeps outside of it."""
+
+    kept: ClassVar[dict[str, Any]] = {}
+
+    def forward(self, x: Tensor, timesteps: Tensor, context: Tensor, **more: Any) -> Tensor:
+        level = float(timesteps.max()) / 1000
+        if self.kept.get("shape") != x.shape or abs(level - self.kept["level"]) > 0.1:
+            self.kept.update(
+                level=level, shape=x.shape, made=(super().forward(x, timesteps, context, **more) - x).detach()
+            )
+        return x + self.kept["made"]
+
+
+class Counting(Rows):
+    """Skips a block in every second pass, by a count outside of it."""
+
+    passes: ClassVar[list[int]] = [0]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.passes[0] += 1
+        return super().forward(*args, **kwargs)
+
+    def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        return tokens if number == 2 and self.passes[0] % 2 else super().step(number, block, tokens, timesteps)
+
+
+class Scripted(Rows):
+    """Has its MLPs compiled by torch.jit."""
+
+    def make(self, ops: Any) -> nn.Module:
+        part = Part(ops)
+        part.mlp = torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)))
+        return part
+
+
+class Whole(Rows):
+    """Runs under no_grad altogether."""
+
+    @torch.no_grad()
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs)
+
+
+class GuidesItself(Rows):
+    """Is guided by a second pass of its own, which has no gradient."""
+
+    def forward(self, x: Tensor, timesteps: Tensor, context: Tensor, **more: Any) -> Tensor:
+        found = super().forward(x, timesteps, context, **more)
+        with torch.no_grad():
+            blank = super().forward(x, timesteps, context * 0, **more)
+        return blank + 3 * (found - blank)
+
+
+class HalfNorm(torch.autograd.Function):
+    """A norm whose backward pass forgets that the norm depends on all values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return nn.functional.rms_norm(x, (WIDTH,))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * ctx.saved_tensors[0].square().mean(-1, keepdim=True).rsqrt()
+
+
+class WrongBackward(Rows):
+    def step(self, number: int, block: Any, tokens: Tensor, timesteps: Tensor) -> Tensor:
+        return super().step(number, block, HalfNorm.apply(tokens), timesteps)
+
+
 class Odd(comfy.supported_models_base.BASE):
     """The configuration of such a model."""
 

@@ -4,7 +4,9 @@ from unittest import mock
 
 import pytest
 import torch
+from comfy_api.torch_helpers import set_torch_compile_wrapper
 from zoo import odd
+from zoo.again import again
 from zoo.linked import live_of
 from zoo.test_train import drawn_with, pictures, run, sampled  # noqa: F401 (pictures is a fixture)
 from zoo.test_unlisted import link, made, notes_of  # noqa: F401 (link is a fixture)
@@ -12,11 +14,14 @@ from zoo.trial import Trial
 from zoo.zoo import build
 
 from lora_atelier.nodes.comfyui.connected import gradients, identity
+from lora_atelier.nodes.comfyui.connected.check import check_connected
 from lora_atelier.nodes.comfyui.connected.identity import digest_of_model
 from lora_atelier.nodes.comfyui.connected.observed import Observed
 from lora_atelier.nodes.comfyui.connected.proof import prove, recomputes
 
-NONE = "4 layers' weights are none that ComfyUI changes, so the LoRA leaves them out: lora_unet_blocks_0_mlp"
+OUT = "so the LoRA leaves them out: lora_unet_blocks_0"
+NONE = f"4 layers' weights are none that ComfyUI changes, {OUT}_mlp"
+COMPUTED = "a weight that is computed, or complex, which no LoRA file changes: lora_unet_blocks_0"
 LEFT_OUT = {  # networks with layers that a file does not change, and how many
     odd.InBuffers: NONE,
     odd.InInt8: NONE,
@@ -24,6 +29,21 @@ LEFT_OUT = {  # networks with layers that a file does not change, and how many
     odd.Experts: "",
     odd.WritesOut: "",
     odd.WritesOutInBlocks: "",
+    odd.GeneratedWeights: "",
+    odd.WithAdapters: "",
+    odd.Sparse: "",
+    odd.MergesItsOwn: "",
+    odd.InBetween: "",
+    odd.IntoCaptions: "",
+    odd.Compiled: "",
+    odd.Recomputed: "",
+    odd.InFourBits: NONE,
+    odd.GainedByLevel: f"4 layers do more than multiply by a weight, {OUT}_mlp",
+    odd.NoKeys: f"8 layers get no gradient from pictures with captions, {OUT}_attn_q",
+}
+OUT_OF_REACH = {  # and with layers whose weights no file names
+    odd.Normed: f"8 layers have {COMPUTED}_attn_v",
+    odd.InComplex: f"4 layers have {COMPUTED}_mlp",
 }
 REFUSED = {
     odd.RoundedWeights: "where a LoRA file does something else than training, first in blocks",
@@ -34,18 +54,40 @@ REFUSED = {
     odd.OfInference: "its code keeps tensors of inference mode to itself",
     odd.ThroughNumpy: r"as its code stops with an error in ThroughNumpy of odd\.py where gradients are on; the log has",
     odd.UnderNoGrad: "operators hand no gradient on: .*under no_grad in PlainPart .blocks.0",
+    odd.Whole: "operators hand no gradient on: its layers under no_grad in Part .blocks.0",
+    odd.GuidesItself: "operators hand no gradient on: its layers under no_grad in Part",
+    odd.WrongBackward: "the loss does not follow its gradients, first before",
+    odd.Cached: "reuses what it computed at another level of noise; link it without the node that lets it skip blocks",
+    odd.Counting: "predicts something else each time that it is asked the same: .*counts its passes",
 }
 
 
-@pytest.mark.parametrize("network", LEFT_OUT, ids=lambda each: each.__name__)
+SAID = LEFT_OUT | OUT_OF_REACH
+AS_OTHERS = (
+    odd.WithAdapters,
+    odd.MergesItsOwn,
+    odd.Recomputed,
+    odd.InFourBits,
+    odd.Compiled,
+    odd.GuidesItself,
+)
+
+
+def once(networks):
+    """Mark the networks whose ways other networks have, too."""
+    return [each for each in networks if each not in AS_OTHERS] + again(*(n for n in networks if n in AS_OTHERS))
+
+
+@pytest.mark.parametrize("network", once(SAID), ids=lambda each: each.__name__)
 def test_a_file_draws_what_training_drew(network, link, pictures, tmp_path):  # noqa: F811
     result, said = notes_of(sampled(link(network), pictures), tmp_path)
-    assert LEFT_OUT[network] in said and ("leaves them out" in said) == bool(LEFT_OUT[network])
+    assert SAID[network] in said and ("leaves them out" in said) == bool(LEFT_OUT.get(network))
+    assert ("no LoRA file changes" in said) == (network in OUT_OF_REACH)
     assert (result.samples - drawn_with(live_of(link(network)), result.tensors)).abs().max() <= 1.5 / 255
     layers = {name.partition(".")[0] for name in result.tensors}
-    assert len(layers) >= 12 - ("mlp" in LEFT_OUT[network]) and all(
-        f"lora_unet_blocks_{n}_attn_q" in layers for n in range(4)
-    )
+    assert len(layers) >= 16 - int((SAID[network] or "0").partition(" ")[0])
+    kept = "attn_v" if network is odd.NoKeys else "attn_q"
+    assert all(f"lora_unet_blocks_{n}_{kept}" in layers for n in range(4))
 
 
 def test_a_file_draws_what_training_drew_but_for_what_the_model_rounds(link, pictures, tmp_path):  # noqa: F811
@@ -60,12 +102,39 @@ def test_a_file_draws_what_training_drew_but_for_what_the_model_rounds(link, pic
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-@pytest.mark.parametrize("network", REFUSED, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("network", once(REFUSED), ids=lambda each: each.__name__)
 def test_gradients_that_do_not_flow_are_refused(network, link, pictures, tmp_path):  # noqa: F811
     with pytest.raises(ValueError, match=REFUSED[network]) as found:
         notes_of(sampled(link(network), pictures), tmp_path)
     said = str(found.value)
-    assert "this MODEL cannot be trained" in said and "link another MODEL" in said and "tracked by autograd" not in said
+    assert "this MODEL cannot be trained" in said and "tracked by autograd" not in said
+    assert "link another MODEL" in said or "ink it without the node that lets it skip blocks" in said
+
+
+def compiled(module):
+    return torch.compile(module, backend="eager")
+
+
+COMPILED = {  # what a node does to a MODEL, by what it is
+    "a block": lambda model, blocks: setattr(blocks, "0", compiled(blocks[0])),
+    "a block while it runs": lambda model, blocks: model.add_object_patch(
+        "diffusion_model.blocks.0", compiled(blocks[0])
+    ),
+    "the whole": lambda model, blocks: set_torch_compile_wrapper(model=model, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("case", again(*COMPILED))
+def test_what_a_node_compiles_is_refused_by_that(case):
+    patcher = made(odd.Rows)
+    COMPILED[case](patcher, patcher.model.diffusion_model.blocks)
+    with pytest.raises(ValueError, match=r"is compiled .diffusion_model.*link the MODEL without the node that"):
+        check_connected(patcher, None, None)
+
+
+def test_what_torch_jit_compiles_is_refused_by_that():
+    with pytest.raises(ValueError, match=r"is compiled .diffusion_model\.blocks\.0\.mlp, .*without the node"):
+        check_connected(made(odd.Scripted), None, None)
 
 
 def test_ltx2_recomputes_its_blocks():
