@@ -20,6 +20,7 @@ import warm
 from clip_tokenizer import TOKENIZER
 from durable import apart
 from PIL import Image
+from safetensors.torch import save_file
 from tiny_models import family_tensors, tiny_unet
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -823,6 +824,30 @@ def test_a_setting_is_judged_by_the_motif_where_it_was_asked_for_and_elsewhere(t
     assert found["motif"] > 0.7 and found["bleed"] <= 0 and found["circles"] > 0.7
     assert (found["kept"], found["loss"]) == (0.75, 1.5) and found["seconds"] >= 0
     assert taught == ["00.png", "00.txt", "01.png", "01.txt"]
+
+
+@pytest.mark.usefixtures("draw_nothing")
+def test_the_mean_of_seeds_is_judged_beside_them_by_the_pictures_of_each(train_nothing, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    seeds, judged = [], []
+
+    def act(run, output, _):
+        assert not run.sample.prompts
+        seeds.append(run.train.seed)
+        factors = {"lora_down": torch.ones(1, 4), "lora_up": torch.full((4, 1), float(run.train.seed))}
+        save_file({f"lora_unet_a.{name}.weight": factor for name, factor in factors.items()}, output)
+
+    train_nothing(act)
+    monkeypatch.setattr(learning, "judge", lambda pictures: judged.append(len(pictures)) or {"motif": len(judged)})
+    found = learning.measure_mean((1, 2), steps=2)
+    assert (
+        seeds == [1, 2] and judged == [18] * 8
+    )  # of two seeds, the mean and one of their rank, with both seeds' noise
+    assert {name: [row["motif"] for row in rows] for name, rows in found.items()} == {
+        "seeds": [1.5, 3.5],
+        "mean": [5.5],
+        f"mean at rank {learning.RANK}": [7.5],
+    }
 
 
 def test_settings_are_reported_beside_the_first():
