@@ -2,9 +2,11 @@
 
 import math
 
+import comfy.sd
 import numpy as np
 import pytest
 import torch
+from comfy.ldm.wan.vae import WanVAE, count_cache_layers
 from durable import Cut, cut_at, equal
 from films import film
 from train_graph import draw_pictures
@@ -13,7 +15,7 @@ from zoo.linked import linked, live_of, source_of
 from zoo.test_train import configure, run
 from zoo.zoo import CLIPS, ZOO
 
-from lora_atelier.nodes.comfyui.connected.vae import encode
+from lora_atelier.nodes.comfyui.connected.vae import encode, encode_plain
 from lora_atelier.trainer_core.config import ClipConfig, ConceptConfig, DatasetConfig, Defaults, fill_dataset
 from lora_atelier.trainer_core.data.clips import rounded
 from lora_atelier.trainer_core.data.plan import build_plan
@@ -94,6 +96,27 @@ def test_a_clip_is_encoded_as_the_frames_of_its_part(concept, tmp_path):
     assert latents.shape == (1, 16, 3, 8, 8)
     first = encode(model, vae, clip[:1].movedim(-1, 1) * 2 - 1)
     torch.testing.assert_close(latents[:, :, 0], first)
+
+
+def test_a_causal_vae_encodes_a_clip_in_time_chunks_as_in_one():
+    """ComfyUI's VAE of Wan takes two frames at a time, and keeps what the next ones read of them."""
+    network, draws = WanVAE(dim=8, z_dim=16, temperal_downsample=[False, True, True]), torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2, generator=draws)
+    vae = comfy.sd.VAE(sd=network.state_dict())
+    pixels = torch.rand(1, 3, 13, 32, 32, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    latents = encode_plain(vae, pixels)
+    inner = vae.first_stage_model.float()
+    with torch.no_grad():
+        kept = [None] * count_cache_layers(inner.encoder)
+        parts = (pixels[:, :, :1], False), (pixels[:, :, 1:], True)
+        whole = [inner.encoder(part, feat_cache=kept, feat_idx=[0], final=last) for part, last in parts]
+        expected, _ = inner.conv1(torch.cat(whole, 2)).chunk(2, dim=1)
+    assert latents.shape == expected.shape == (1, 16, 4, 4, 4)
+    torch.testing.assert_close(latents, expected, rtol=1e-4, atol=1e-5)
+    # Frames that follow change nothing before them, so that a part is encoded as the film would be from its start.
+    torch.testing.assert_close(encode_plain(vae, pixels[:, :, :9]), latents[:, :, :3], rtol=1e-4, atol=1e-5)
+    assert (encode_plain(vae, pixels[:, :, 4:]) - latents[:, :, 1:]).abs().max() > 1e-3
 
 
 def test_every_part_takes_its_turn_and_pictures_never_share_a_batch_with_clips(concept):

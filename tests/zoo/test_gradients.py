@@ -69,6 +69,27 @@ def test_gradients_of_clips_are_central_differences(name):
     test_gradients_are_central_differences(name)
 
 
+@pytest.mark.parametrize("name", ["wan22_5b", *again("ltxv", "ltxav")])
+def test_gradients_behind_a_kept_frame_are_central_differences(name, monkeypatch):
+    """Each frame has a level of its own there."""
+    plain, axes = trial.conditioning, trial.latents(name).shape[1:]
+
+    def conditioning(name, seed=1, tokens=0):
+        ((cross, values),) = plain(name, seed, tokens)
+        mask = torch.ones(1, *axes, dtype=torch.float64)
+        mask[:, :, 0] = 0
+        return [[cross, values | {"denoise_mask": mask}]]
+
+    monkeypatch.setattr(trial, "conditioning", conditioning)
+    kept = Trial(name, dtype=torch.float64)
+    assert all("denoise_mask" in sample for sample in kept.samples)
+    with gradients.session(kept.patcher), kept.network.attached():
+        found = kept.gradients()
+        check(kept, found)
+        recompute(kept.units, "full", copies=True)
+        assert apart(kept.gradients(), found) < 1e-9
+
+
 def test_gradients_with_references_are_central_differences(monkeypatch):
     plain = trial.conditioning
 
