@@ -43,6 +43,9 @@ CARDS: dict[str, tuple[str, str, str, float, str]] = {
     "9 Make a training adapter": ("Adapter", "for Turbo models", "GPU with 16 GB", 0.65, "linked"),
     "10 Caption a folder": ("Captions", "by a vision model", "GPU with 12 GB", 0.52, "grid"),
     "11 Mask a folder": ("Masks", "by SAM 3", "GPU with 6 GB", 0.26, "grid"),
+    "12 Wan 2.2 5B": ("Wan 2.2 5B", "your own motion", "GPU with 24 GB", 0.70, "clips"),
+    "13 Wan 2.2 14B": ("Wan 2.2 14B", "both experts", "GPU with 32 GB", 0.88, "clips"),
+    "14 LTX-2": ("LTX-2", "your own motion", "GPU with 32 GB", 0.50, "clips"),
 }
 
 
@@ -90,6 +93,10 @@ def illustrate(canvas: Image.Image, what: str, hue: float) -> None:
         box(canvas, (215, 30, 370, 225), bar)
         ImageDraw.Draw(canvas).rounded_rectangle([SUPER * each for each in (228, 190, 357, 213)], 5 * SUPER, CURVE)
         picture(canvas, (30, 45), 165)
+    elif what == "clips":
+        box(canvas, (24, 60, 124, 210), bar)
+        for number in range(4):  # frames of a hop
+            picture(canvas, (142 + 50 * number, (112, 72, 60, 112)[number]), 84)
     elif what == "grid":
         for i, noise in enumerate((0.9, 0.6, 0.3, 0.0)):
             picture(canvas, (30 + 88 * i, 50 + 24 * (i % 2)), 76 if noise else 84, noise)

@@ -38,6 +38,7 @@ COMFYUI: dict[str, tuple[dict[str, str], tuple[Any, ...], dict[str, str]]] = {
     "SaveImage": ({"images": "IMAGE"}, ("ComfyUI",), {}),
     "CheckpointLoaderSimple": ({}, ("",), {"MODEL": "MODEL", "CLIP": "CLIP", "VAE": "VAE"}),
     "CLIPTextEncode": ({"clip": "CLIP"}, ("",), {"CONDITIONING": "CONDITIONING"}),
+    "LTXAVTextEncoderLoader": ({}, ("", "", "default"), {"CLIP": "CLIP"}),
     "TextGenerate": (
         {"clip": "CLIP", "image": "IMAGE", "prompt": "STRING"},
         ("", 256, "off", False, True),
@@ -349,6 +350,70 @@ def linked_model(graph: Graph, model: File, texts: list[File], kind: str, vae: F
         (300, 368),
         f"1. Choose the files in the three loaders.\n2. {PICTURES}\n3. **Concept Dataset**: write your own trigger "
         f"word.\n4. Press **Run**.\n\n{LATER}\n\n{note}",
+    )
+    return graph.workflow()
+
+
+def model_of_clips(graph: Graph, models: list[File], text: File, vae: File, name: str, note: str) -> dict[str, Any]:
+    """Write the workflow of a model of clips. models: one file, or those of two experts, for low and for high noise."""
+    loaded_vae = graph.add("VAELoader", (0, 0), (300, 58), models=[vae], **{"0": vae.name})
+    clip = graph.add("CLIPLoader", (0, 130), (300, 130), models=[text], **{"0": text.name, "1": "wan"})
+    unets = [
+        graph.add("UNETLoader", (0, 330 + 154 * number), (300, 82), models=[model], **{"0": model.name})
+        for number, model in enumerate(models)
+    ]
+    linked = {"model": (unets[0], "MODEL"), "clip": (clip, "CLIP"), "vae": (loaded_vae, "VAE")}
+    if len(unets) > 1:
+        linked["model_high"] = (unets[1], "MODEL")
+    return with_clips(graph, linked, 330 + 154 * len(unets), name, note)
+
+
+def ltx2(graph: Graph, checkpoint: File, text: File, name: str, note: str) -> dict[str, Any]:
+    """Write the workflow of LTX-2, whose checkpoint holds its VAE, and a part of its text encoder."""
+    loaded = graph.add("CheckpointLoaderSimple", (0, 0), (300, 98), models=[checkpoint], **{"0": checkpoint.name})
+    named = {"0": text.name, "1": checkpoint.name}
+    clip = graph.add("LTXAVTextEncoderLoader", (0, 170), (300, 106), models=[text, checkpoint], **named)
+    linked = {"model": (loaded, "MODEL"), "clip": (clip, "CLIP"), "vae": (loaded, "VAE")}
+    return with_clips(graph, linked, 348, name, note)
+
+
+def with_clips(
+    graph: Graph, linked: Mapping[str, tuple[Node, str]], below: int, name: str, note: str
+) -> dict[str, Any]:
+    """Add what trains on clips and draws some. linked: the loaders of the model; below: where there is room under them.
+
+    Samples are drawn by the run, as two experts have no single MODEL to draw with.
+    """
+    clips = graph.add("AtelierClips", (0, below), (300, 180), take="chunk")
+    base = graph.add("AtelierConnectModel", (360, 0), (300, 200), linked=linked)
+    data = graph.add(
+        "AtelierConceptDataset",
+        (360, 330),
+        (300, 290),
+        linked={"clip_settings": (clips, "CLIPS")},
+        folder="my_clips",
+        trigger_word="mymove",
+    )
+    drawn = {"sample_prompts": "{caption}", "sample_every": 250, "sample_frames": 33}
+    saves = graph.add("AtelierSaves", (550, 812), (300, 30), collapsed=True, **drawn)
+    graph.add(
+        "AtelierTrain",
+        (720, 150),
+        (380, 600),
+        linked={"base_model": (base, "BASE_MODEL"), "dataset": (data, "DATASET"), "saves": (saves, "SAVES")},
+        name="my_move",
+        steps=1500,
+        resolution=512,
+    )
+    graph.note(
+        (1160, 0),
+        (330, 520),
+        f"**A motion for {name}**\n\n1. Choose the files in the loaders.\n2. Put 10 to 40 clips of two to five seconds "
+        "into *input/my_clips*. Describe in a text file of the same name (*01.mp4*, *01.txt*) what happens. Pictures "
+        "may lie beside them.\n3. **Concept Dataset**: *mymove* is the trigger word; write your own.\n4. Press **Run**."
+        " Every 250 steps the run draws a clip, which plays on **Train LoRA**.\n\n**Clips** says which frames are "
+        "trained. Fewer, or a smaller *resolution*, need less memory. **Saves & Samples**, folded below, says what is "
+        f"drawn.\n\n{note}",
     )
     return graph.workflow()
 
@@ -720,6 +785,12 @@ COMFY = "Comfy-Org"
 SPLIT = "resolve/main/split_files"
 AE = File("ae.safetensors", "vae", f"{COMFY}/z_image_turbo/{SPLIT}/vae")
 ENCODERS = "comfyanonymous/flux_text_encoders/resolve/main"
+WAN = f"{COMFY}/Wan_2.2_ComfyUI_Repackaged/{SPLIT}"
+UMT5 = File(
+    "umt5_xxl_fp8_e4m3fn_scaled.safetensors",
+    "text_encoders",
+    f"{COMFY}/Wan_2.1_ComfyUI_repackaged/{SPLIT}/text_encoders",
+)
 QWEN = f"{COMFY}/Qwen-Image_ComfyUI/{SPLIT}"
 
 WORKFLOWS: dict[str, Callable[[Graph], dict[str, Any]]] = {
@@ -789,6 +860,32 @@ WORKFLOWS: dict[str, Callable[[Graph], dict[str, Any]]] = {
     ),
     "workflows/11 Mask a folder": lambda graph: masked(
         graph, File("sam3.1_multiplex_fp16.safetensors", "checkpoints", f"{COMFY}/sam3.1/resolve/main/checkpoints")
+    ),
+    "workflows/12 Wan 2.2 5B": lambda graph: model_of_clips(
+        graph,
+        [File("wan2.2_ti2v_5B_fp16.safetensors", "diffusion_models", f"{WAN}/diffusion_models")],
+        UMT5,
+        File("wan2.2_vae.safetensors", "vae", f"{WAN}/vae"),
+        "Wan 2.2 5B",
+        "It also draws from a picture: *first_frame* of **Clips** 0.5 trains both ways.",
+    ),
+    "workflows/13 Wan 2.2 14B": lambda graph: model_of_clips(
+        graph,
+        [
+            File(f"wan2.2_t2v_{half}_noise_14B_fp8_scaled.safetensors", "diffusion_models", f"{WAN}/diffusion_models")
+            for half in ("low", "high")
+        ],
+        UMT5,
+        File("wan_2.1_vae.safetensors", "vae", f"{WAN}/vae"),
+        "both experts of Wan 2.2 14B",
+        "Each step trains one expert, whose noise it draws; the other waits. Each gets a file, *-low* and *-high*.",
+    ),
+    "workflows/14 LTX-2": lambda graph: ltx2(
+        graph,
+        File("ltx-2-19b-dev-fp8.safetensors", "checkpoints", "Lightricks/LTX-2/resolve/main"),
+        File("gemma_3_12B_it_fp4_mixed.safetensors", "text_encoders", f"{COMFY}/ltx-2/{SPLIT}/text_encoders"),
+        "LTX-2",
+        "Sound is not trained. It also draws from a picture: *first_frame* of **Clips** 0.5 trains both ways.",
     ),
     f"subgraphs/{BLUEPRINT}": shipped_blueprint,
 }

@@ -10,7 +10,13 @@ from typing import Any
 from lora_atelier.dev import TINY_BASE, TINY_FLOW
 
 KINDS = ("MODEL", "CLIP", "VAE")  # outputs of ComfyUI's loader of checkpoints
-LOADERS = {"UNETLoader": TINY_FLOW, "CLIPLoader": TINY_BASE, "DualCLIPLoader": TINY_BASE, "VAELoader": TINY_FLOW}
+LOADERS = {
+    "UNETLoader": TINY_FLOW,
+    "CLIPLoader": TINY_BASE,
+    "DualCLIPLoader": TINY_BASE,
+    "LTXAVTextEncoderLoader": TINY_BASE,
+    "VAELoader": TINY_FLOW,
+}
 
 
 def on_toy_models(path: Path) -> dict[str, Any]:
@@ -19,6 +25,10 @@ def on_toy_models(path: Path) -> dict[str, Any]:
     for node in workflow["nodes"]:
         if node["type"] == "AtelierLoadBaseModel":
             node["widgets_values"][0] = TINY_BASE.name
+        if node["type"] == "CheckpointLoaderSimple":
+            node["widgets_values"][0] = TINY_FLOW.name
+        if node["type"] == "AtelierConnectModel" and any(each["name"] == "model_high" for each in node["inputs"]):
+            node["widgets_values"][5] = 0.875  # where the noisier expert begins: no toy has two
         if toy := LOADERS.get(node["type"]):
             (own,) = node["outputs"]
             outputs = [{"name": kind, "type": kind, "links": []} for kind in KINDS]

@@ -19,12 +19,14 @@ FOLDERS = {
     "DualCLIPLoader": "text_encoders",
     "VAELoader": "vae",
     "CheckpointLoaderSimple": "checkpoints",
+    "LTXAVTextEncoderLoader": "text_encoders checkpoints",  # of its two files
 }
 SHIPPED = sorted((ROOT / "workflows").glob("*.json"))
 WORKFLOWS = [*SHIPPED, TOUR, FLOW]
 SHARE = next(path for path in SHIPPED if "share" in path.stem)
 ADAPTER = next(path for path in SHIPPED if "adapter" in path.stem)
 FAMILIES = [path for path in SHIPPED if path.stem[0] in "345679"]
+OF_CLIPS = [path for path in SHIPPED if "AtelierClips" in path.read_text("utf-8")]
 WRITING = [path for path in SHIPPED if "AtelierDatasetPictures" in path.read_text("utf-8")]
 OF_THE_MACHINE = (
     "checkpoint",
@@ -34,6 +36,7 @@ OF_THE_MACHINE = (
     "clip_name1",
     "clip_name2",
     "vae_name",
+    "text_encoder",
 )  # combos whose options are files
 
 
@@ -213,7 +216,7 @@ def test_a_workflow_writes_beside_each_picture(comfy: ComfyClient, pictures: Pat
         assert (pictures / "0.txt").read_text().startswith("Describe this picture in two or three plain sentences")
 
 
-@pytest.mark.parametrize("path", [*FAMILIES, *WRITING], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*FAMILIES, *OF_CLIPS, *WRITING], ids=lambda path: path.stem)
 def test_files_that_a_workflow_names_are_offered_for_their_folders(path: Path) -> None:
     """A page offers files that are missing, where the node names their address and the folder of its loader."""
     nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
@@ -222,8 +225,10 @@ def test_files_that_a_workflow_names_are_offered_for_their_folders(path: Path) -
     for node in loaders:
         files = node["properties"]["models"]
         assert [file["name"] for file in files] == node["widgets_values"][: len(files)]
-        for file in files:
-            assert file["url"].rpartition("/")[2] == file["name"] and file["directory"] == FOLDERS[node["type"]]
+        folders = FOLDERS[node["type"]].split()
+        for number, file in enumerate(files):
+            assert file["url"].rpartition("/")[2] == file["name"]
+            assert file["directory"] == folders[number % len(folders)]
 
 
 @pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
