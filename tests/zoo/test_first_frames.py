@@ -260,13 +260,15 @@ def test_clips_train_with_their_first_frames_kept_at_a_share_of_the_visits(row, 
 @pytest.mark.parametrize(("own", "share", "wanted"), [("clip_keeps", 0.25, {0, 1}), ("clip_begins", 0.75, {1, 2})])
 def test_frames_are_seen_at_their_share_of_the_visits(own, share, wanted, films):
     clips = ClipConfig(frames=(9,), **{"first_frame" if own == "clip_keeps" else "last_frame": share})
-    dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(films), clips=clips),))
+    concepts = (ConceptConfig(folder=str(films), clips=clips, role=role) for role in ("train", "validation"))
+    dataset = DatasetConfig(concepts=tuple(concepts))
     dataset = fill_dataset(dataset, Defaults(clip_step=4, clip_rate=16.0, **{own: True}))
     config = of_clips("wan21_t2v", films, steps=400, batch_size=1)
     plan = build_plan(scan(dataset), dataset, config.train)
     samples = [sample for step in range(400) for batch in plan.step(step) for sample in batch.samples]
     counts = Counter(sample.seen for sample in samples)
     assert counts.keys() == wanted and abs(counts[max(wanted)] / 400 - share) < 0.06
+    assert {sample.seen for sample in plan.validation} <= wanted and len(plan.validation) == 2
     assert plan.all_references() == {each for sample in samples for each in plan.shown(sample)}
     assert {sample.picture for sample in samples if sample.seen == max(wanted)} == {0, 1}
     ends = {(each.crop.frames, each.last and each.last[1].frames) for each in plan.all_references() if each.last}
