@@ -151,6 +151,28 @@ def test_a_kept_first_frame_is_seen_without_noise_as_by_comfyuis_node(row, monke
     assert torch.equal(seen["x"][:, :, 1:], noise[:, :, 1:])
 
 
+def test_a_batch_keeps_each_samples_own_frames():
+    base = source_of(linked("wan22_5b")).outline()
+    shape = base.latents.channels, *base.latents.axes((SIDE, SIDE, FRAMES))
+    encoded = [
+        base.controls.encode(base.autoencoder.module, pixels(seed, SIDE)[..., :SIDE], length=FRAMES) for seed in (1, 2)
+    ]
+    shown, text = [[encoded[0][0]], [], [encoded[1][0]]], base.text.encode("a mossling", CPU)
+    noise, levels = torch.randn(3, *shape, generator=torch.Generator().manual_seed(5)), torch.tensor([200, 500, 800])
+
+    def predicted(numbers):
+        whole = [Framing.whole((SIDE, SIDE, FRAMES))] * len(numbers)
+        references = [shown[number] for number in numbers]
+        batch = base.conditions.batch([text] * len(numbers), whole, CPU, None, references)
+        return base.denoiser.predict(noise[numbers], levels[numbers], batch)
+
+    with torch.no_grad():
+        alone = torch.cat([predicted([number]) for number in range(3)])
+        torch.testing.assert_close(predicted([0, 1, 2]), alone, rtol=1e-4, atol=1e-4)
+        shown.reverse()
+        assert (predicted([0, 1, 2]) - alone).abs().amax((1, 2, 3, 4))[[0, 2]].min() > 1e-2
+
+
 @pytest.fixture(scope="module")
 def films(concept, tmp_path_factory):  # noqa: F811
     """Copy the clips of the concept without its picture."""
