@@ -725,7 +725,8 @@ def clips_of(found):
 
 def test_clips_of_other_programs_are_read(tmp_path):
     datasets = (
-        "[{folder_path: /d, num_frames: 41}, {folder_path: /e, num_frames: 9, fps: 12, shrink_video_to_frames: no}"
+        "[{folder_path: /d, num_frames: 41, do_i2v: false}, {folder_path: /e, num_frames: 9, fps: 12, "
+        "shrink_video_to_frames: no}"
     )
     datasets += ", {folder_path: /f, auto_frame_count: yes, fps: 16}, {folder_path: /g, num_frames: 1}]"
     job = "config: {name: a, process: [{type: sd_trainer, network: {type: lora, linear: 4}, train: {steps: 9"
@@ -733,8 +734,8 @@ def test_clips_of_other_programs_are_read(tmp_path):
     found = read_foreign(saved(tmp_path, "a.yaml", job + ", sample: {prompts: [a cat], num_frames: 41, fps: 16}}]}"))
     assert clips_of(found) == [
         ClipConfig(frames=(41,)),
-        ClipConfig(frames=(9,), rate=12, take="chunk"),
-        ClipConfig(take="full", rate=16, most_frames=1025),
+        ClipConfig(frames=(9,), rate=12, take="chunk", first_frame=1),
+        ClipConfig(take="full", rate=16, most_frames=1025, first_frame=1),
         None,
     ]
     assert found.left == [] and found.values["sample"]["frames"] == 41

@@ -50,7 +50,7 @@ TRAIN = {
 SAVE = {"save_every": 1000, "dtype": "float16", "max_step_saves_to_keep": 5}
 SAMPLE = {"sample_every": 100, "width": 512, "height": 512, "guidance_scale": 7, "sample_steps": 20, "seed": 0}
 DATASET = {"resolution": 512, "caption_ext": ".txt", "num_repeats": 1, "loss_multiplier": 1.0, "network_weight": 1.0}
-DATASET |= {"buckets": True, "bucket_tolerance": 64}
+DATASET |= {"buckets": True, "bucket_tolerance": 64, "do_i2v": True}
 PRECISIONS = {"fp32": "float32", "float32": "float32", "float": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 PRECISIONS |= {"fp16": "float16", "float16": "float16", "half": "float16"}
 LOSSES = {"mse": "mse", "mae": "l1", "huber": "huber_true", "smooth_l1": "smooth_l1"}
@@ -75,7 +75,7 @@ WITHOUT_EFFECT = frozenset({
     "attention_backend", "bypass_guidance_embedding", "trigger_word", "num_workers", "prefetch_factor", "buckets",
     "bucket_tolerance", "compile", "layer_offloading", "neg", "prompts", "samples", "seed",
     "xformers", "sdp", "layer_offloading_transformer_percent", "layer_offloading_text_encoder_percent", "lokr_factor",
-    "lokr_full_rank", "old_lokr_format", "conv_alpha", "conv", "do_i2v", "guidance_scale",
+    "lokr_full_rank", "old_lokr_format", "conv_alpha", "conv", "guidance_scale",
     "diff_output_preservation_class", "diff_output_preservation_multiplier", "lr_scheduler_params", "model_kwargs",
     "linear_timesteps", "linear_timesteps2", "target_noise_multiplier", "control_path", "free_u", "network_kwargs",
     "standardize_images", "is_reg", "cache_clip_vision_to_disk", "extras_name_or_path", "auto_memory", "num_repeats",
@@ -440,7 +440,9 @@ def _dataset(found: Imported, given: Given, folder: Path, trigger: str) -> None:
         concept["loss_weight"] = weight
     if found.family and (clips := ai_toolkit_clips(found, given)):
         concept["clips"] = clips
-    given.ignore(("num_frames", "fps", "shrink_video_to_frames", "auto_frame_count", "trim_auto_frame_count_tail"))
+    given.ignore(
+        ("num_frames", "fps", "shrink_video_to_frames", "auto_frame_count", "trim_auto_frame_count_tail", "do_i2v")
+    )
     found.concept(**concept)
     for key, value in given.unread():
         if key not in WITHOUT_EFFECT:

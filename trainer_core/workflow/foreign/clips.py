@@ -49,14 +49,18 @@ def musubi_clips(found: Imported, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ai_toolkit_clips(found: Imported, given: Given) -> dict[str, Any]:
-    """Read how ai-toolkit takes clips of a dataset; {} for pictures. Source: its load_and_process_video."""
+    """Read how ai-toolkit takes clips of a dataset; {} for pictures. Source: its load_and_process_video, and
+    DatasetConfig of its config_modules.py.
+    """
     frames, rate = whole(number(found, given, "num_frames") or 1), number(found, given, "fps") or 24.0
     rate = min(240.0, max(1.0, rate))
+    # Of models that draw from captions or from a picture, it trains the second alone.
+    clips: dict[str, Any] = {"first_frame": 1.0} if on(given.take("do_i2v")) else {}
     if on(given.take("auto_frame_count")):
-        return {"take": "full", "rate": rate, "most_frames": MOST_TAKEN}
+        return clips | {"take": "full", "rate": rate, "most_frames": MOST_TAKEN}
     if frames < 2:
         return {}
-    clips: dict[str, Any] = {"frames": frames_of(frames)}
+    clips |= {"frames": frames_of(frames)}
     squeezed = str(given.take("shrink_video_to_frames")).lower() not in ("false", "0", "no")
     if squeezed:
         said = say(
