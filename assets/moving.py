@@ -112,11 +112,12 @@ def centres(frames: np.ndarray) -> np.ndarray:
 def hop_score(frames: np.ndarray) -> float:
     """Return how far the figure's centre rises and falls again, as a fraction of the side; frames (T, H, W, 3) uint8.
 
-    The height in the middle third above the mean of first and last frame: 0 for whatever moves straight or stands.
+    The height in the middle third above the higher one of first and last frame: at most 0 for what moves straight, so
+    neither a rise nor a fall alone counts.
     """
     height = -centres(frames)[:, 1]
     third = len(height) // 3
-    return float(height[third : len(height) - third].mean() - (height[0] + height[-1]) / 2)
+    return float(height[third : len(height) - third].mean() - max(height[0], height[-1]))
 
 
 def read_motion(frames: np.ndarray) -> str:
