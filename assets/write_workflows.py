@@ -388,14 +388,14 @@ def with_clips(
     base = graph.add("AtelierConnectModel", (360, 0), (300, 200), linked=linked)
     data = graph.add(
         "AtelierConceptDataset",
-        (360, 330),
+        (360, 420),
         (300, 290),
         linked={"clip_settings": (clips, "CLIPS")},
         folder="my_clips",
         trigger_word="mymove",
     )
     drawn = {"sample_prompts": "{caption}", "sample_every": 250, "sample_frames": 33}
-    saves = graph.add("AtelierSaves", (550, 812), (300, 30), collapsed=True, **drawn)
+    saves = graph.add("AtelierSaves", (450, 354), (170, 30), collapsed=True, **drawn)
     graph.add(
         "AtelierTrain",
         (720, 150),
@@ -412,7 +412,7 @@ def with_clips(
         "into *input/my_clips*. Describe in a text file of the same name (*01.mp4*, *01.txt*) what happens. Pictures "
         "may lie beside them.\n3. **Concept Dataset**: *mymove* is the trigger word; write your own.\n4. Press **Run**."
         " Every 250 steps the run draws a clip, which plays on **Train LoRA**.\n\n**Clips** says which frames are "
-        "trained. Fewer, or a smaller *resolution*, need less memory. **Saves & Samples**, folded below, says what is "
+        "trained. Fewer, or a smaller *resolution*, need less memory. **Saves & Samples**, folded, says what is "
         f"drawn.\n\n{note}",
     )
     return graph.workflow()
