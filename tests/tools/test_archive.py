@@ -22,7 +22,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pytest needs it there
 
-LARGEST = 42_500_000  # bytes of all files; the two tiny models are 37 MB of them
+LARGEST = 43_500_000  # bytes of all files; the two tiny models are 37 MB of them
 
 TRIGGERS = {  # as the registry names its rules -> texts that they were seen to match
     "network": (
