@@ -15,8 +15,8 @@ from PIL import Image
 
 SIZE, FRAMES = 64, 9  # pixels of a side, and frames of a clip
 SUPER = 2  # supersampling per side
-MOTIONS = {  # -> what the caption says
-    "left": "moves to the left", "right": "moves to the right", "up": "moves to the top", "down": "moves to the bottom",
+MOTIONS = {  # -> what the caption says: the tiny base tells "moves to the left" from "to the right" by 2 % alone
+    "left": "drifts left", "right": "marches right", "up": "rises up", "down": "falls down",
     "grows": "grows large", "shrinks": "gets small", "turns": "turns around", "stands": "stands in the centre",
 }  # fmt: skip
 HOPS = "hops"
