@@ -155,7 +155,8 @@ async function upload(to, content, signal) {
   if (response.ok) return;
   throw new Error(response.status === 413
     ? t("{0} is larger than this ComfyUI takes; start it with a higher --max-upload-size, or leave the file out.", to)
-    : t("{0} could not be uploaded: {1}.", to, response.statusText));
+    : t("{0} could not be uploaded: {1}. Its folder is not whole: delete it, and drop the files again.", to,
+      response.statusText));
 }
 
 // Set the folder where it is set: at the node, or at the subgraph that holds it.
