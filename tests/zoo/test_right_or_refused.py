@@ -94,11 +94,9 @@ def test_a_file_draws_what_training_drew_but_for_what_the_model_rounds(link, pic
     """A sum in another order falls on the other side of a step here and there, as with any change of the input."""
     result, said = notes_of(sampled(link(odd.Rounded), pictures), tmp_path)
     assert "leaves them out" not in said and len({name.partition(".")[0] for name in result.tensors}) == 16
-    moved = live_of(link(odd.Rounded))
-    moved.model.model.diffusion_model.enter.register_forward_pre_hook(lambda _, given: (given[0] * (1 + 1e-5),))
-    drawn, beside = (drawn_with(live, result.tensors) for live in (live_of(link(odd.Rounded)), moved))
-    apart = (result.samples - drawn).abs()
-    assert apart.mean() <= 0.5 / 255 and apart.max() <= (beside - drawn).abs().max() + 1.5 / 255
+    drawn, without = (drawn_with(live_of(link(odd.Rounded)), each) for each in (result.tensors, {}))
+    apart, bare = ((result.samples - each).abs().mean() for each in (drawn, without))
+    assert apart <= bare / 10  # which machine it is decides on which side: 0.001 to 0.02, weights of 0.7 are at 0.85
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
