@@ -50,8 +50,8 @@ POSSIBLE = sys.platform == "linux"  # elsewhere large libraries do not survive a
 class Popen:
     """A started program, as much like subprocess.Popen as the tests need.
 
-    command: [Python, script, argument …]. stdout: an open file, to whose end goes all that is printed. stdin: PIPE, or
-    nothing to read.
+    command: [Python, script or -c and code, argument …]. stdout: an open file, to whose end goes all that is printed.
+    stdin: PIPE, or nothing to read.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class Popen:
     ) -> None:
         assert stderr == STDOUT and stdin in (None, PIPE)
         self._server, self.stdin, self.returncode = _server(command[0]), None, None
-        job = {"arguments": command[1:], "folder": str(cwd), "log": stdout.name, "given": os.devnull}
+        arguments = [str(part) for part in command[1:]]
+        job = {"arguments": arguments, "folder": str(cwd), "log": stdout.name, "given": os.devnull}
         if stdin == PIPE:
             read, write = os.pipe()
             self.stdin, job["given"] = os.fdopen(write, "wb"), f"/proc/{os.getpid()}/fd/{read}"
@@ -160,7 +161,7 @@ def serve() -> None:
 
 
 def become(files: Sequence[int], arguments: list[str], folder: str, environment: dict[str, str]) -> None:
-    """Run a script in this process as Python runs one that it is started with; files: to read, to print, for errors."""
+    """Run in this process what Python is started with, a script or -c; files: to read, to print, for errors."""
     os.setsid()
     end_with_parent()
     for number, answer in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -173,6 +174,10 @@ def become(files: Sequence[int], arguments: list[str], folder: str, environment:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    if arguments[0] == "-c":
+        code, sys.argv, sys.path[0] = arguments[1], ["-c", *arguments[2:]], ""
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        return
     sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
     runpy.run_path(arguments[0], run_name="__main__")
 
