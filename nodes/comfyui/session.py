@@ -16,7 +16,7 @@ import comfy.model_management
 import torch
 from server import PromptServer
 
-from ...trainer_core.common.devices import kind_of, module_of
+from ...trainer_core.common.devices import kept_random_state, kind_of
 from ...trainer_core.common.wording import OUT_OF_RAM, is_out_of_ram, say
 from ...trainer_core.memory import free_bytes, total_bytes
 from ...trainer_core.runs.asked import Paused
@@ -45,11 +45,8 @@ def training_session() -> Iterator[torch.device]:
     benchmark = torch.backends.cudnn.benchmark
     fp16_sums = getattr(matmul, "allow_fp16_accumulation", None)  # torch < 2.7 has no such switch
     device = management.get_torch_device()
-    module = module_of(device)
-    gpus = range(module.device_count()) if hasattr(module, "get_rng_state_all") else ()
-    kind = device.type if gpus else "cpu"
     try:
-        with torch.inference_mode(False), torch.random.fork_rng(devices=gpus, device_type=kind):
+        with torch.inference_mode(False), kept_random_state(device):
             torch.backends.cudnn.benchmark = False  # its choice of algorithms would differ from run to run
             if fp16_sums:  # --fast: too coarse for gradients
                 matmul.allow_fp16_accumulation = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +71,15 @@ def for_linalg(tensor: Tensor) -> Tensor:
 def module_of(device: torch.device) -> Any:
     """Find torch's module of a kind of GPUs, as torch.cuda; None for the CPU and a dry run."""
     return None if device.type in ("cpu", "meta") else getattr(torch, device.type, None)
+
+
+@contextmanager
+def kept_random_state(device: torch.device) -> Iterator[None]:
+    """Leave torch's generators, those of the processor and of all devices of a kind, as they were before."""
+    module = module_of(device)
+    several = range(module.device_count()) if hasattr(module, "get_rng_state_all") else ()
+    with torch.random.fork_rng(devices=several, device_type=device.type if several else "cpu"):
+        yield
 
 
 def fastest() -> torch.device:

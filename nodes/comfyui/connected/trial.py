@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import comfy.model_management
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ....trainer_core.common.devices import kept_random_state
 from ....trainer_core.common.wording import count, names
 from ....trainer_core.memory import free_bytes
 from ....trainer_core.models.base import Unit
@@ -205,7 +207,7 @@ def _seeded(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     def seeded() -> Tensor:
         states = random.getstate(), np.random.get_state()
         try:
-            with torch.random.fork_rng(range(torch.cuda.device_count())):
+            with kept_random_state(comfy.model_management.get_torch_device()):
                 torch.manual_seed(0)
                 random.seed(0)
                 np.random.seed(0)

@@ -48,7 +48,8 @@ def batch_of(folder, axes, mask, normalize):
         objective=ObjectiveConfig(latent_sampling="mean"),
     )
     manifest = SimpleNamespace(pictures=[SimpleNamespace(concept=concept) for concept in (0, 0, 1)])
-    plan = SimpleNamespace(manifest=manifest, concepts=[concepts[concept] for concept in (0, 0, 1)])
+    of_each = [concepts[concept] for concept in (0, 0, 1)]
+    plan = SimpleNamespace(manifest=manifest, concepts=of_each, keeps=lambda sample: False)
     encoded = Encoded(
         cache=Cache(folder),
         latent_keys={sample.view: f"latents {i}" for i, sample in enumerate(samples)},

@@ -23,7 +23,7 @@ def test_every_prompt_of_a_step_is_read_with_the_control_pictures(objective, oth
         manifest=SimpleNamespace(pictures=[SimpleNamespace(controls=("edge.png",)), SimpleNamespace(controls=())]),
         visits=lambda: {0: (0,), 1: (0,)},
         sample=lambda picture, visit: SimpleNamespace(picture=picture, caption=f"figure {picture}", crop=None),
-        references=lambda picture, crop: ("edge",),
+        shown=lambda sample: ("edge",),
         validation=(),
     )
     run = RunConfig(base_model=BaseModelConfig(path="x"), dataset=DatasetConfig(), objective=objective)
