@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
 
+from ..trainer_core.common.garbage import uncollected
 from ..trainer_core.common.wording import printable, say
 from ..trainer_core.config import BaseModelConfig, DatasetConfig, Defaults, TrainConfig, fill_dataset, fill_train
 from ..trainer_core.models import Chosen
@@ -64,8 +65,9 @@ def _on_a_dataset(
         prompt, node, plan = (asked.get(name) for name in ("prompt", "node", "plan"))
         if not isinstance(prompt, dict) or not isinstance(node, str) or not isinstance(plan, str):
             raise Refused("prompt must be a prompt, and node and plan ids in it, or plan empty.", 400)
-        found = answer(_read(prompt, node, plan), asked)
-        return server.json_answer(found, status=409 if "meanwhile" in found else 200)
+        with uncollected():
+            found = answer(_read(prompt, node, plan), asked)
+            return server.json_answer(found, status=409 if "meanwhile" in found else 200)
 
     return answered
 
