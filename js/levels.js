@@ -8,7 +8,7 @@ const DECIDE = /^(timestep_|min_timestep|max_timestep)/;
 
 /** @param {{shares: number[], levels: number, family?: string}} answer */
 function draw({ shares, levels, family }) {
-  const above = TOP + (family ? LETTERS : 0), height = HEIGHT - above - BOTTOM; // whose it is stands above it
+  const above = TOP + LETTERS, height = HEIGHT - above - BOTTOM; // whose distribution it is stands above it
   const width = WIDTH - LEFT - RIGHT, wide = width / shares.length;
   const top = Math.max(1, ...shares), y = (/** @type {number} */ share) => above + height * (1 - share / top);
   const parts = grid([0, 1, ...(top > 1.5 ? [top] : [])], y);

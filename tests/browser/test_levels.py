@@ -1,6 +1,7 @@
 """Noise & Loss draws how often each timestep is trained, in both render modes, and leaves no trace of it in files."""
 
 import pytest
+from looks import faint
 
 pytestmark = pytest.mark.browser
 
@@ -45,9 +46,12 @@ def heights(editor, part: int, height: float) -> list[float]:
 def test_the_node_draws_what_its_widgets_describe(editor) -> None:
     editor.load(OBJECTIVE)
     editor.page.wait_for_function(SHOWS, arg="as Stable Diffusion is trained")
-    full = 118  # pixels
+    full = 104  # pixels
     assert heights(editor, 0, full) == pytest.approx([full] * 50)
     before = editor.run(SAVED, NODE)
+    editor.alone(NODE)
+    editor.settle()
+    assert faint(editor.page, ".atelier-levels, .atelier-levels *") == []
 
     editor.run(SET, [NODE, {"timestep_distribution": "beta", "timestep_distribution.beta_a": 4}])
     hump = heights(editor, 0, 0)

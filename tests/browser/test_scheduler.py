@@ -1,6 +1,7 @@
 """The Scheduler draws its curve on itself, in both render modes, and leaves no trace of it in files and prompts."""
 
 import pytest
+from looks import faint
 
 pytestmark = pytest.mark.browser
 
@@ -54,7 +55,7 @@ def curve(editor, words: str) -> list[tuple[float, float]]:
 def test_the_node_draws_the_curve_that_its_widgets_describe(editor) -> None:
     editor.load(OLD)
     points = curve(editor, "warm-up 500")
-    left, right, top, bottom = 34, 308, 12, 130  # of the picture's frame
+    left, right, top, bottom = 50, 308, 14, 140  # of the picture's frame
     assert points[0][0] == left and points[-1][0] == right
     assert points[0][1] == pytest.approx(bottom, abs=0.5)
     assert min(y for _, y in points) == pytest.approx(top, abs=0.5)
@@ -62,6 +63,9 @@ def test_the_node_draws_the_curve_that_its_widgets_describe(editor) -> None:
     assert highest[0] == pytest.approx((left + right) / 2, abs=2)  # 500 of 1000 steps
     assert points[-1][1] == pytest.approx(bottom - 0.1 * (bottom - top), abs=0.5)
     assert editor.run(SAVED, NODE) == ["linear", 500, 0.1, "steps", 0]
+    editor.alone(NODE)
+    editor.settle()
+    assert faint(editor.page, ".atelier-schedule, .atelier-schedule *") == []
     prompt = editor.run("async () => (await window.app.graphToPrompt()).output")
     assert prompt[str(NODE)]["inputs"] == {
         "name": "linear",
