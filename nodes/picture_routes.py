@@ -12,6 +12,7 @@ import io
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +156,9 @@ def set_own(question: dict[str, Any], folder: Path) -> dict[str, Any]:
         if own.to_dict():  # what is no longer set may be of a picture that is gone
             find_picture(folder, name, folders.writable())
     try:
-        before, now = write_own(folder, changes, read, folders.access())
+        before, now = write_own(folder, changes, read, folders.access(), keep=partial(remember, _before(folder)))
     except Changed as problem:
         raise Refused(str(problem), 409) from problem
-    remember(_before(folder), before)
     return {"before": before, "read": now}
 
 

@@ -193,6 +193,9 @@ def test_a_full_disk_at_any_write_leaves_pictures_masks_and_captions_whole(
         assert answer.status == 200 or (answer.status == 409 and b'"error"' in answer.body), (at, seen)
         left = {name: content for name, content in state().items() if not name.endswith(".tmp")}
         assert left in (before, after), (at, seen)
+        if change == "settings" and left == after:
+            shown = picture_routes.look_at({"folder": "cats", "picture": "a.png"}, picture)
+            assert shown["before"] == {}, f"what is written cannot be undone {(at, seen)}"
         if left == before:
             assert asked().status == 200
             assert {name: content for name, content in state().items() if not name.endswith(".tmp")} == after, (

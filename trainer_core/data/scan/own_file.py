@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,12 +90,18 @@ def own_of(value: Any, where: str) -> OwnSettings:
 
 
 def write_own(
-    folder: Path, changes: Mapping[str, OwnSettings], read: str, access: Access = ANYWHERE
+    folder: Path,
+    changes: Mapping[str, OwnSettings],
+    read: str,
+    access: Access = ANYWHERE,
+    *,
+    keep: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> tuple[dict[str, Any], str]:
     """Change what the file sets for some pictures, atomically: what it set before, and its new sha256.
 
-    read: sha256 of the file that the change is made of. Raises Changed where it is another one by now, and ValueError
-    for too many pictures. Without any picture there is no file.
+    read: sha256 of the file that the change is made of. keep: is given what was set before, ahead of the change, so
+    that whatever is written can be undone. Raises Changed where the file is another one by now, and ValueError for too
+    many pictures. Without any picture there is no file.
     """
     path = folder / OWN_FILE
     known, now = read_own(folder, access)
@@ -110,6 +116,7 @@ def write_own(
     text = json.dumps({"pictures": after}, ensure_ascii=False, indent=1).encode()
     if len(after) > MOST_ENTRIES or len(text) > LARGEST:
         raise ValueError(f"{path} would hold too many pictures; use several folders.")
+    keep(before)
     if not after:
         path.unlink(missing_ok=True)
         return before, ""
