@@ -151,12 +151,15 @@ async function upload(to, content, signal) {
   body.append("image", content, to.slice(at + 1)); // the server's name for any file
   body.append("type", "input");
   body.append("subfolder", to.slice(0, at));
-  const response = await api.fetchApi("/upload/image", { method: "POST", body, signal });
-  if (response.ok) return;
-  throw new Error(response.status === 413
+  const response = await api.fetchApi("/upload/image", { method: "POST", body, signal }).catch((problem) => {
+    if (problem.name === "AbortError") throw problem;
+    return null; // the server has gone, or the file cannot be read any more
+  });
+  if (response?.ok) return;
+  throw new Error(response?.status === 413
     ? t("{0} is larger than this ComfyUI takes; start it with a higher --max-upload-size, or leave the file out.", to)
     : t("{0} could not be uploaded: {1}. Its folder is not whole: delete it, and drop the files again.", to,
-      response.statusText));
+      response?.statusText ?? t("the connection broke")));
 }
 
 // Set the folder where it is set: at the node, or at the subgraph that holds it.

@@ -18,11 +18,11 @@ async function upload(node, file) {
   body.append("image", file); // the server's name for any file
   body.append("type", "input");
   body.append("subfolder", FOLDER);
-  const response = await api.fetchApi("/upload/image", { method: "POST", body });
-  if (!response.ok) {
-    toast({ error: response.status === 413
+  const response = await api.fetchApi("/upload/image", { method: "POST", body }).catch(() => null); // it has gone
+  if (!response?.ok) {
+    toast({ error: response?.status === 413
       ? t("{0} is too large to upload; copy it into models/loras instead.", file.name)
-      : t("{0} could not be uploaded: {1}.", file.name, response.statusText) });
+      : t("{0} could not be uploaded: {1}.", file.name, response?.statusText ?? t("the connection broke")) });
     return;
   }
   const { name } = await response.json();

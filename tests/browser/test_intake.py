@@ -130,4 +130,8 @@ def test_the_blueprint_takes_a_drop_and_a_cancel_keeps_what_arrived(editor, serv
     editor.run(DROP, ["", [["cut.txt", "text/plain", [97]], ["cut.png", "image/png", list(picture(7))]]])
     editor.page.get_by_text("Its folder is not whole: delete it").first.wait_for()
     editor.page.unroute("**/upload/image")
+    editor.page.route("**/upload/image", lambda route: route.abort("connectionreset"))  # as of a server that is killed
+    editor.run(DROP, ["", [["gone.png", "image/png", list(picture(7))]]])
+    editor.page.get_by_text("the connection broke. Its folder is not whole: delete it").first.wait_for()
+    editor.page.unroute("**/upload/image")
     assert editor.run(FOLDER, "") == folder, "the node reads what is not whole"

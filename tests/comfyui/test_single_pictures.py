@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,77 @@ def test_a_link_to_elsewhere_is_neither_shown_nor_read(comfy: ComfyClient, folde
     (folder / "lora_atelier.json").symlink_to(tmp_path / "own.json")
     status, answer = send(comfy, "/atelier/pictures/one", question)
     assert status == 409 and "is a link to a place that may not be read" in answer["error"]
+
+
+def test_nothing_is_written_through_a_link_to_elsewhere(
+    comfy: ComfyClient, server: ComfyServer, folder: Path, tmp_path: Path
+) -> None:
+    """A folder of input, one inside it, a picture, its caption, its mask and its settings may each be such a link."""
+    away, root = tmp_path / "away", server.base / "input"
+    away.mkdir()
+    for name in ("p.png", "p-masklabel.png"):
+        Image.new("L", (64, 64), 9).save(away / name)
+    (away / "p.txt").write_text("theirs")
+    (away / "own.json").write_text('{"pictures": {}}')
+    whole = root / f"{folder.name} away"
+    links = {
+        whole: away,
+        folder / "away": away,
+        folder / "p.png": away / "p.png",
+        folder / "a-masklabel.png": away / "p-masklabel.png",
+        folder / "lora_atelier.json": away / "own.json",
+    }
+    (folder / "a.txt").unlink()
+    for link, to in ({**links, folder / "a.txt": away / "p.txt"}).items():
+        link.symlink_to(to)
+    before = {path.name: path.read_bytes() for path in away.iterdir()}
+    for place, name in ((whole, "p.png"), (folder, "away/p.png"), (folder, "p.png"), (folder, "a.png")):
+        asked = {"folder": place.name, "picture": name}
+        was = send(comfy, "/atelier/pictures/one", asked)[1].get("mask", "")
+        answers = [
+            send(comfy, "/atelier/pictures/own", asked | {"pictures": {name: {"repeats": 2}}, "read": ""}),
+            send(comfy, "/atelier/pictures/mask", asked | {"mask": png(255), "was": was}),
+            send(comfy, "/atelier/pictures/mask/undo", asked | {"was": ""}),
+        ]
+        texts = {
+            "prompt": train_graph(place.name, name=folder.name, steps=1),
+            "node": "data",
+            "plan": "",
+            "pictures": [[0, name, ""]],
+            "operation": {"kind": "text", "text": "ours"},
+        }
+        answers.append(send(comfy, "/atelier/dataset/edit", texts))
+        refused = [status >= 400 and bool(answer["error"]) for status, answer in answers]
+        if name == "a.png":  # its own mask takes the place of the link
+            refused = [refused[0]]
+        assert all(refused[:2]), (place, name, answers)
+        assert {path.name: path.read_bytes() for path in away.iterdir()} == before, (place, name)
+    status, new = send(comfy, "/atelier/folders/new", {"name": whole.name, "files": ["away/p.png"]})
+    assert status == 200 and new["folder"] != whole.name and not (root / new["folder"] / "away").exists()
+    for link in (whole, folder / "away"):
+        link.unlink()
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.9, 1.0])
+def test_an_upload_whose_client_leaves_writes_no_file(comfy: ComfyClient, folder: Path, kept: float) -> None:
+    """ComfyUI writes a file when all of it is there: what is sent of one, and the end of the form, decides nothing."""
+    edge, data = b"--edge", (folder / "a.png").read_bytes() * 50
+    head = b"\r\nContent-Disposition: form-data; name="
+    form = edge + head + b'"subfolder"\r\n\r\n' + folder.name.encode() + b"\r\n"
+    form += edge + head + b'"image"; filename="new.png"\r\n\r\n' + data + b"\r\n" + edge + b"--\r\n"
+    host, _, port = comfy.url.partition("//")[2].rpartition(":")
+    lines = [
+        "POST /upload/image HTTP/1.1",
+        f"Host: {host}:{port}",
+        "Content-Type: multipart/form-data; boundary=edge",
+        f"Content-Length: {len(form)}",
+    ]
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + form[: round(len(form) * kept)])
+        if kept == 1:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    assert comfy.request("/system_stats")  # the server has read what was sent
+    assert [path.read_bytes() for path in folder.glob("new*")] == ([data] if kept == 1 else [])
 
 
 @pytest.mark.parametrize(
