@@ -164,12 +164,18 @@ def opened_picture(source: PictureSource, formats: tuple[str, ...] = ()) -> Iter
         yield stack.enter_context(Image.open(file, formats=formats or _formats()))
 
 
+class ManyBlocks(ValueError):
+    """A GIF has more blocks than are read."""
+
+
 def decoder_error(error: BaseException) -> str:
     """Describe in a few words of our own why a picture cannot be decoded: a decoder's words may quote the file."""
     if isinstance(error, UnidentifiedImageError):
         return "not a picture"
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return "too many pixels"
+    if isinstance(error, ManyBlocks):
+        return "more blocks than are read of a GIF; save it anew, with fewer frames or comments"
     if isinstance(error, PermissionError):
         return "no permission"
     if isinstance(error, FileNotFoundError):
@@ -249,7 +255,7 @@ def count_frames(image: ImageFile.ImageFile) -> int:
 def _frames_of_gif(file: IO[bytes]) -> int:
     """Count the frames of a GIF by its blocks; a damaged one ends where it is damaged (GIF89a, 15 to 23).
 
-    Raises ValueError for more blocks than are read: Pillow goes through each, and hears no Cancel.
+    Raises ManyBlocks for more blocks than are read: Pillow goes through each, and hears no Cancel.
     """
     file.seek(10)
     file.seek(13 + _colours(file.read(1)))
@@ -266,12 +272,12 @@ def _frames_of_gif(file: IO[bytes]) -> int:
         else:  # between two blocks, as some programs write it
             aside -= 1
         if aside < 0:
-            raise ValueError("too many blocks")
+            raise ManyBlocks()
     return found
 
 
 def _pass_blocks(file: IO[bytes], most: int) -> int:
-    """Go to the end of a chain of blocks, and count them; raises ValueError for more than most."""
+    """Go to the end of a chain of blocks, and count them; raises ManyBlocks for more than most."""
     for found in range(most + 1):
         size = file.read(1)
         if size in (b"", b"\0"):
@@ -279,7 +285,7 @@ def _pass_blocks(file: IO[bytes], most: int) -> int:
         file.seek(size[0], 1)
         if found % LOOK_AFTER == 0:
             look()
-    raise ValueError("too many blocks")
+    raise ManyBlocks()
 
 
 def _colours(flags: bytes) -> int:
