@@ -245,7 +245,7 @@ def answer_edit(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
         changes[path] = Rewritten(path, encoded(text, opened.dataset.concepts[key[0]].captions, path), chosen[key])
     places = {file.path: key for key, file in files.items()}
     try:
-        count = _journal().write(list(changes.values()), operation.kind, _folders(opened))
+        count = _journal(opened).write(list(changes.values()), operation.kind, _folders(opened))
     except Meanwhile as problem:
         return _asked(problem, places)
     return _now(opened, changes.keys()) | {"count": count}
@@ -256,12 +256,12 @@ def answer_undo(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
 
     pictures: those whose caption comes back although another program changed it, as `seen` tells.
     """
-    return _turned(opened, question, _journal().undo)
+    return _turned(opened, question, _journal(opened).undo)
 
 
 def answer_redo(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
     """Make the change again that was undone last; question and answer are those of `answer_undo`."""
-    return _turned(opened, question, _journal().redo)
+    return _turned(opened, question, _journal(opened).redo)
 
 
 def _turned(opened: Opened, question: dict[str, Any], turn: Callable[..., dict[str, Any]]) -> dict[str, Any]:
@@ -340,7 +340,7 @@ def _now(opened: Opened, changed: Collection[Path]) -> dict[str, Any]:
 
 def _changes(opened: Opened) -> dict[str, Any]:
     """Describe {last: the newest change, next: the one that was undone last}, None without any."""
-    journal, places = _journal(), _folders(opened)
+    journal, places = _journal(opened), _folders(opened)
     return {"last": journal.last(places), "next": journal.next(places)}
 
 
@@ -353,10 +353,11 @@ def _asked(problem: Meanwhile, places: Mapping[Path, Key]) -> dict[str, Any]:
     return {"error": say("Another program has changed these captions meanwhile."), "meanwhile": listed}
 
 
-def _journal() -> Journal:
-    from ..trainer_core.data.edits import Journal
+def _journal(opened: Opened) -> Journal:
+    from ..trainer_core.data.edits import Journal, flat_folders
 
-    return Journal(folders.journal_folder())
+    flat = flat_folders(opened.dataset.concepts[number] for number in opened.concepts)
+    return Journal(folders.journal_folder(), flat)
 
 
 def _folders(opened: Opened) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..trainer_core.common.access import Access
 from ..trainer_core.config import MASK_SUFFIX, DatasetConfig
-from ..trainer_core.data.edits import Journal
+from ..trainer_core.data.edits import Journal, flat_folders
 from ..trainer_core.data.scan import Index, Picture
 from ..trainer_core.data.written import (
     WritingState,
@@ -160,7 +160,7 @@ class AtelierWriteCaptions(Node):
         del texts  # of one picture at a time: see comfyui/writing.py
         places, journal, change = (
             [Path(each.folder) for each in dataset.concepts],
-            Journal(folders.journal_folder()),
+            Journal(folders.journal_folder(), flat_folders(dataset.concepts)),
             "",
         )
 

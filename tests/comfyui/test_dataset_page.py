@@ -71,6 +71,24 @@ def test_captions_are_changed_undone_and_never_overwritten_unasked(comfy: ComfyC
     assert (pictures / "0.txt").read_text() == first["text"]
 
 
+def test_without_its_sub_folders_a_folder_undoes_no_change_in_them(comfy: ComfyClient, pictures: Path) -> None:
+    (pictures / "sub").mkdir()
+    (pictures / "0.png").rename(pictures / "sub" / "0.png")
+    whole = train_graph(pictures.name, steps=2)
+    flat = changed(whole, "pictures", recursive=False)
+    ours = {"kind": "text", "text": "ours"}
+    for graph, name in ((flat, "1.png"), (whole, "sub/0.png")):
+        shown = {each["name"]: each["seen"] for each in ask(comfy, "open", graph)["pictures"]}
+        assert ask(comfy, "edit", graph, pictures=[[0, name, shown[name]]], operation=ours)["count"] == 1
+    last = ask(comfy, "open", whole)["last"]
+    refused = ask(comfy, "undo", flat, number=last["number"], pictures=[])
+    assert refused["status"] == 409 and (pictures / "sub" / "0.txt").read_text() == "ours"
+    own = ask(comfy, "open", flat)["last"]
+    assert ask(comfy, "undo", flat, number=own["number"], pictures=[])["count"] == 1
+    assert (pictures / "1.txt").read_text() != "ours" == (pictures / "sub" / "0.txt").read_text()
+    assert ask(comfy, "undo", whole, number=last["number"], pictures=[])["count"] == 1
+
+
 def test_pictures_of_a_role_of_their_own_are_shown_too(comfy: ComfyClient, pictures: Path) -> None:
     graph = train_graph(pictures.name, steps=2)
     own = {"pictures": {"0.png": {"role": "regularisation"}, "1.png": {"role": "validation"}}}

@@ -23,7 +23,7 @@ from ..common.json_files import parse_json
 from ..common.leftovers import remove_leftovers
 from ..common.values import is_count, is_object, is_text, is_texts, is_time, unfit
 from ..common.wording import say
-from ..config import CaptionConfig, setting
+from ..config import CaptionConfig, ConceptConfig, setting
 from .captions import FIXED_SEPARATOR, split_tags
 from .scan.caption_files import TEXT_LIMIT, caption_lines, read_bytes
 
@@ -249,10 +249,13 @@ class Journal:
     caption after another adds a line for each. Each line is on the disk before its captions are touched, so that a
     crash between two captions loses no text. A change that was undone stays under another name, and can be done again
     until a new one is made there.
+
+    flat: folders of which the view that asks shows no picture in those inside them, so that it turns no change there.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, flat: Collection[Path] = ()) -> None:
         self._folder = folder
+        self._flat = frozenset(flat)
 
     def write(self, changes: Sequence[Rewritten], what: str, folders: Collection[Path]) -> int:
         """Write files together and remember what was there; return how many differ from before.
@@ -265,7 +268,9 @@ class Journal:
             _check({each.file: (now[each.file], each.content, {each.seen}) for each in changes})
             new = {each.file: each.content for each in changes if each.content != now[each.file]}
             if new:
-                place = self._remember(what, {file: (now[file], content) for file, content in new.items()}, folders)
+                contents = {file: (now[file], content) for file, content in new.items()}
+                deep = any(file.parent != _innermost(file, folders) for file in new)
+                place = self._remember(what, contents, folders, deep=deep)
                 try:
                     write_together(new)
                 except OSError:
@@ -290,7 +295,8 @@ class Journal:
             own = [folder for folder in (_innermost(file, folders),) if folder]
             last = self.last(own) if onto else None
             if last is None or last["number"] != onto or place.stat().st_size > LARGEST_ENTRY:
-                place = self._remember(what, {file: (before, content)}, own)
+                deep = not self._flat.issuperset(own)  # a line that comes later may be
+                place = self._remember(what, {file: (before, content)}, own, deep=deep)
             else:
                 _append(place, _line({file: (before, content)}))
             write_together({file: content})
@@ -307,9 +313,15 @@ class Journal:
     def _first_in(self, folders: Collection[Path], places: Iterable[Path]) -> dict[str, Any] | None:
         for place in places:
             header = _header(place)
-            if header is not None and all(_is_in(Path(each), folders) for each in header["folders"]):
+            if header is not None and self._shows(header, folders):
                 return {name: header[name] for name in ("what", "when", "count")} | {"number": _number(place)}
         return None
+
+    def _shows(self, header: Mapping[str, Any], folders: Collection[Path]) -> bool:
+        """Tell whether a view of some folders shows all files of a change."""
+        whole = set(folders) - self._flat
+        flat = set() if header.get("deep", True) else self._flat.intersection(folders)
+        return all(Path(each) in flat or _is_in(Path(each), whole) for each in header["folders"])
 
     def undo(
         self, folders: Collection[Path], number: str, seen: Mapping[Path, str], *, leave: bool = False
@@ -357,10 +369,16 @@ class Journal:
         return sorted(path for path, entry in found if entry and bool(entry[2]) == undone)
 
     def _remember(
-        self, what: str, contents: Mapping[Path, tuple[bytes | None, bytes | None]], folders: Collection[Path]
+        self,
+        what: str,
+        contents: Mapping[Path, tuple[bytes | None, bytes | None]],
+        folders: Collection[Path],
+        *,
+        deep: bool,
     ) -> Path:
         """Put a change on the disk, and forget the oldest ones, and those there that were undone.
 
+        deep: whether it may hold files in folders inside those, which a flat view does not show.
         Raises ValueError for a change that is too large.
         """
         places = sorted((*self._places(), *self._places(undone=True)), key=_number)
@@ -368,6 +386,7 @@ class Journal:
         number = max(newest + 1, time.time_ns() // 1000)  # never again that of one that was undone
         own = {folder for file in contents if (folder := _innermost(file, folders))}
         header = {"what": what, "when": time.time(), "count": len(contents), "folders": sorted(map(str, own))}
+        header["deep"] = deep
         data = f"{json.dumps(header)}\n".encode("ascii") + _line(contents)
         if len(data) > LARGEST_ENTRY:
             raise ValueError(_too_long())
@@ -384,6 +403,13 @@ class Journal:
             if left < 0 or older >= MOST_CHANGES:
                 place.unlink()
         return new
+
+
+def flat_folders(concepts: Iterable[ConceptConfig]) -> set[Path]:
+    """List the folders of concepts of which none shows the pictures in folders inside them."""
+    concepts = list(concepts)
+    whole = {each.folder for each in concepts if each.recursive}
+    return {Path(each.folder) for each in concepts if each.folder not in whole}
 
 
 class _Lock:

@@ -233,6 +233,29 @@ def test_a_change_in_a_folder_inside_another_is_seen_from_both(tmp_path: Path, f
     assert journal.last([tmp_path / "other"]) is None
 
 
+def test_a_view_turns_no_change_in_a_folder_inside_it_that_it_does_not_show(tmp_path: Path, folder: Path) -> None:
+    """As with `recursive` off; what other views changed of it alone, it can turn."""
+    inner, whole = folder / "inner", Journal(tmp_path / "journal")
+    flat = Journal(tmp_path / "journal", {folder})
+    inner.mkdir()
+    whole.write(rewritten(folder, {"a.txt": "outer"}), "text", [folder])
+    assert flat.last([folder]) == whole.last([folder])
+    for view in ([folder], [inner]):
+        whole.write(rewritten(inner, {"c.txt": f"of {len(view[0].parts)}"}), "find", view)
+        last, seen = whole.last(view), flat.last([folder])
+        assert last and seen and (last["what"], seen["what"]) == ("find", "text")
+        with pytest.raises(ValueError, match="changed elsewhere"):
+            flat.undo([folder], last["number"], {})
+    assert flat.last([folder, inner]) == whole.last([inner])  # the other concept shows it
+    job = whole.add(folder / "b.txt", lambda _: b"1", "written", [folder])
+    whole.add(inner / "c.txt", lambda _: b"2", "written", [folder], job)
+    assert flat.last([folder]) == seen
+    own = flat.add(folder / "b.txt", lambda _: b"3", "written", [folder])
+    assert number(flat, folder) == own != job
+    flat.undo([folder], own, {})
+    assert flat.next([folder]) and (folder / "b.txt").read_bytes() == b"1" and (inner / "c.txt").read_bytes() == b"2"
+
+
 def test_what_another_program_wrote_is_neither_overwritten_nor_undone_unasked(tmp_path: Path, folder: Path) -> None:
     journal, changes = Journal(tmp_path / "journal"), rewritten(folder, {"a.txt": "1", "b.txt": "2"})
     (folder / "a.txt").write_text("theirs")
