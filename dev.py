@@ -454,6 +454,9 @@ ZOO = "zoo"  # the part that runs once on each ComfyUI, whose classes it imports
 WINDOWS = "windows"  # a trial on a Windows Python, which belongs to --thorough
 PARTS = (*ALONE, ZOO, *SERVED)
 UNDER_RULES = ("tests/recipes", "tests/faults", "tests/unit/runs", "tests/unit/common")  # again as Windows treats files
+ATTACKS = tuple(  # again on servers without asserts, as with python -O
+    f"tests/comfyui/test_{name}.py" for name in ("trust", "askers", "single_pictures", "dataset_page", "mutations")
+)
 NOTHING_COLLECTED = 5  # pytest's exit status, for example of one half of the suite under -k
 
 
@@ -509,6 +512,8 @@ def test(options: argparse.Namespace) -> int:
     tested += [tests("those with servers", in_two, served, env)] if served else []
     if options.rest == ["--thorough"] and sys.platform == "linux":
         tested.append(tests("those by Windows' rules", [*parallel, "--windows-rules"], [*UNDER_RULES], env))
+    if options.rest == ["--thorough"]:
+        tested.append(tests("attacks without asserts", ["--without-asserts"], [*ATTACKS], env))
     parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in spent.items())
     print(f"-- {sum(spent.values()):.0f} processor seconds: {parts}", flush=True)
     print(

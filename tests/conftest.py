@@ -33,12 +33,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Measure the processor time of each file; choose how many examples properties are tried with."""
     settings.load_profile("thorough" if config.getoption("thorough") else "every run")
     config.pluginmanager.register(processor_time.ProcessorTime())
+    if config.getoption("without_asserts"):
+        os.environ["PYTHONOPTIMIZE"] = "1"  # of what starts from here on: servers, and with -n the tests themselves
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add our options."""
     parser.addoption("--thorough", action="store_true", help="prove all again: every case, kill and odd prompt")
     parser.addoption("--windows-rules", action="store_true", help="treat files as Windows does (on Linux)")
+    parser.addoption("--without-asserts", action="store_true", help="start servers and programs as python -O does")
     parser.addoption("--nginx", help="prove with this nginx what its users may do")
 
 
