@@ -111,7 +111,7 @@ async function unpacked(files) {
 /** @param {unknown} problem @param {string} path @returns {never} */
 function refuse(problem, path) {
   if (!(problem instanceof ZipError)) throw problem;
-  throw new Error(ZIPPED[problem.kind](problem.path || path.split("/").at(-1) || path));
+  throw new Error(ZIPPED[problem.kind](path.split("/").at(-1) || path));
 }
 
 // The files without the folder that all of them are in, which gives the new one its name.

@@ -12,11 +12,10 @@ const PLAIN = 2 ** 30, DENSEST = 20; // unpacked bytes that any archive may have
 // What is wrong with an archive: unreadable, encrypted, large (more than 4 GB or 65,535 files), outside (a path or link
 // that leads out of it), bomb (much more than it can honestly hold), or damaged (a file in it).
 export class ZipError extends Error {
-  /** @param {string} kind @param {string} [path] */
-  constructor(kind, path = "") {
-    super(`${kind} ${path}`);
+  /** @param {string} kind */
+  constructor(kind) {
+    super(kind);
     this.kind = kind;
-    this.path = path;
   }
 }
 
@@ -46,12 +45,12 @@ export async function entriesOf(archive) {
     if (start + 46 + named > size) throw new ZipError("unreadable");
     const path = decoded(new Uint8Array(list.buffer, start + 46, named)).replaceAll("\\", "/");
     start += 46 + named + extra + comment;
-    if (/^\/|^[a-z]:|(^|\/)\.\.(\/|$)/i.test(path) || (mode & KIND) === LINK) throw new ZipError("outside", path);
+    if (/^\/|^[a-z]:|(^|\/)\.\.(\/|$)/i.test(path) || (mode & KIND) === LINK) throw new ZipError("outside");
     if (path.endsWith("/")) continue;
     if (flags & 1) throw new ZipError("encrypted");
     if (method !== STORED && method !== DEFLATED) throw new ZipError("unreadable");
     unpacked += whole;
-    entries.push({ path, size: whole, read: () => unpack(archive, { path, method, crc, packed, whole, local }) });
+    entries.push({ path, size: whole, read: () => unpack(archive, { method, crc, packed, whole, local }) });
   }
   if (unpacked > PLAIN && unpacked > DENSEST * archive.size) throw new ZipError("bomb");
   return entries;
@@ -69,11 +68,11 @@ function decoded(bytes) {
 
 /**
  * @param {Blob} archive
- * @param {{ path: string, method: number, crc: number, packed: number, whole: number, local: number }} entry
+ * @param {{ method: number, crc: number, packed: number, whole: number, local: number }} entry
  */
-async function unpack(archive, { path, method, crc, packed, whole, local }) {
+async function unpack(archive, { method, crc, packed, whole, local }) {
   const head = await view(archive, local, 30);
-  if (head.getUint32(0, true) !== LOCAL) throw new ZipError("damaged", path);
+  if (head.getUint32(0, true) !== LOCAL) throw new ZipError("damaged");
   const from = local + 30 + head.getUint16(26, true) + head.getUint16(28, true);
   const data = archive.slice(from, from + packed);
   const stream = method === STORED ? data.stream() : data.stream().pipeThrough(new DecompressionStream("deflate-raw"));
@@ -87,11 +86,11 @@ async function unpack(archive, { path, method, crc, packed, whole, local }) {
       parts.push(read.value);
     }
   } catch {
-    throw new ZipError("damaged", path);
+    throw new ZipError("damaged");
   }
   if (size !== whole || (sum ^ 0xffffffff) >>> 0 !== crc) {
     await reader.cancel();
-    throw new ZipError("damaged", path);
+    throw new ZipError("damaged");
   }
   return new Blob(parts);
 }

@@ -105,7 +105,7 @@ def test_a_drop_becomes_a_folder_that_the_node_reads(editor, server) -> None:
     assert sorted(path.name for path in made.iterdir()) == ["0.png", "0.txt", "1.png", "2.png"]
     before = sorted((server.base / "input").iterdir())
     editor.run(DROP, [kind, [[f"{name}.zip", "application/zip", list(hostile()["outside"])]]])
-    editor.page.get_by_text("holds a path or link that leads out of it").first.wait_for()
+    editor.page.get_by_text(f"{name}.zip holds a path or link that leads out of it").first.wait_for()
     assert sorted((server.base / "input").iterdir()) == before
     for wrong, data in hostile().items():
         assert editor.run(KIND, list(data)) == wrong.partition(",")[0], wrong
