@@ -236,8 +236,9 @@ def answer_edit(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
     if question.get("dry"):
         shown = [[*key, files[key].text, text] for key, text in list(changed.items())[:MOST_SHOWN]]
         return {"count": len(changed), "of": len(new), "shown": shown}
+    writable = folders.writable()
     for key in changed:
-        if not folders.writable().allows(files[key].path):
+        if not writable.allows(files[key].path):
             raise ValueError(_describe(opened.dataset, key[0])["elsewhere"] or say("This file may not be written."))
     changes: dict[Path, Rewritten] = {}
     for key, text in changed.items():  # two pictures of one name share a file
