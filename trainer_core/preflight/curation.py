@@ -29,6 +29,7 @@ class Finding:
     kind: Kind
     sentence: str
     pictures: tuple[int, ...] = ()  # indices in the manifest
+    like: tuple[int, ...] = ()  # those that they look like, which stay
 
 
 def curate(plan: Plan) -> list[Finding]:
@@ -76,7 +77,12 @@ def _near_duplicates(plan: Plan) -> Iterator[Finding]:
         some = count(pairs, "picture looks", "pictures look")
         each = names(f"{pictures[i].name} (like {pictures[first].name})" for i, first in pairs)
         sentence = f"{some} almost like another one, which then counts more often: {each}."
-        yield Finding(kind="near-duplicates", sentence=sentence, pictures=tuple(i for i, _ in pairs))
+        yield Finding(
+            kind="near-duplicates",
+            sentence=sentence,
+            pictures=tuple(i for i, _ in pairs),
+            like=tuple(sorted({first for _, first in pairs})),
+        )
 
 
 def _blurred(plan: Plan) -> Iterator[Finding]:

@@ -44,7 +44,7 @@ def list_shown(plan: Plan, index: Index, concepts: Collection[int], origin: Mapp
     marks: defaultdict[int, list[str]] = defaultdict(list)
     fits = last_fits(plan, index)
     for finding in [*curate(plan), *misfits(plan, fits)]:
-        for i in finding.pictures:
+        for i in {*finding.pictures, *finding.like}:  # both of a pair, to be compared
             marks[i].append(finding.kind)
     for i, fit in fits.items():
         marks[i] += fit.marks

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from scan_folder import draw
 
 from lora_atelier.trainer_core.common.access import ANYWHERE, access_to
@@ -84,3 +85,15 @@ def test_pictures_are_listed_once_and_a_size_gets_its_shape_once(
     ]
     assert shown[0]["fit"] is None and shown[1]["fit"] == [2.0, 0.25, 0.5]
     assert set(shown[1]["marks"]) - set(shown[0]["marks"]) == {"fit", "odd", "rising", "easy"}
+
+
+def test_both_of_a_pair_of_near_duplicates_are_marked(tmp_path: Path) -> None:
+    slope = Image.linear_gradient("L")
+    for name, picture in (("a", slope), ("b", slope.resize((200, 200))), ("c", slope.rotate(90))):
+        picture.convert("RGB").save(tmp_path / f"{name}.png")
+        (tmp_path / f"{name}.txt").write_text(name)
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(tmp_path)),))
+    with Index(None) as index:
+        plan = build_plan(scan(dataset, index), dataset, TrainConfig(steps=1))
+        shown = list_shown(plan, index, (0,), {})
+    assert ["near-duplicates" in each["marks"] for each in shown] == [True, True, False]
