@@ -79,7 +79,8 @@ export async function takeIn(node, files) {
     const words = t("{0} files are in input/{1}.", sent, folder);
     toast({ said: left ? `${words} ${t("{0} others are none that a dataset reads, and were not taken.", left)}` : words });
   } catch (/** @type {any} */ problem) {
-    toast({ error: problem.name === "AbortError" ? t("Cancelled. What had arrived is in input/{0}.", box.folder) : problem.message });
+    toast({ error: problem.name !== "AbortError" ? problem.message : box.folder
+      ? t("Cancelled. What had arrived is in input/{0}.", box.folder) : t("Cancelled. Nothing was taken.") });
   } finally {
     box.remove();
   }
@@ -124,6 +125,7 @@ function named(files) {
 
 /** @param {{ name: string, files: Entry[], cut: number }} list @param {Progress} box */
 async function send({ name, files, cut }, box) {
+  box.signal.throwIfAborted(); // while the files were looked at: no folder is made
   const answer = await ask("/atelier/folders/new", { name, files: files.map(({ path }) => path.slice(cut)) });
   if (answer.error) throw new Error(told(answer.error));
   /** @type {{ folder: string, files: string[] }} */

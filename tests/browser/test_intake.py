@@ -19,6 +19,9 @@ DROP = """async ([type, files]) => {
     const event = new DragEvent("drop", { dataTransfer: transfer });
     return [node.onDragOver(event), await node.onDragDrop(event)];
 }"""
+CANCEL = DROP.replace(
+    "await node.onDragDrop(event)", "node.onDragDrop(event), document.querySelector('.atelier-intake button').click()"
+)
 FOLDER = """type => window.app.graph.nodes.find(node => type ? node.comfyClass === type : node.subgraph)
     .widgets.find(widget => widget.name === "folder").value"""
 KIND = """async bytes => {
@@ -126,6 +129,10 @@ def test_the_blueprint_takes_a_drop_and_a_cancel_keeps_what_arrived(editor, serv
     editor.page.get_by_text("Cancelled. What had arrived is in input/").first.wait_for()
     editor.page.unroute("**/upload/image")
     assert editor.run(FOLDER, "") == folder
+    before = sorted((server.base / "input").iterdir())
+    editor.run(CANCEL, ["", [["late.png", "image/png", list(picture(8))]]])
+    editor.page.get_by_text("Cancelled. Nothing was taken.").first.wait_for()
+    assert sorted((server.base / "input").iterdir()) == before
     editor.page.route("**/upload/image", lambda route: route.fulfill(status=500))  # as on a full disk
     editor.run(DROP, ["", [["cut.txt", "text/plain", [97]], ["cut.png", "image/png", list(picture(7))]]])
     editor.page.get_by_text("Its folder is not whole: delete it").first.wait_for()
