@@ -25,7 +25,7 @@ def on_toy_models(path: Path) -> dict[str, Any]:
     for node in workflow["nodes"]:
         if node["type"] == "AtelierLoadBaseModel":
             node["widgets_values"][0] = TINY_BASE.name
-        if node["type"] == "CheckpointLoaderSimple":
+        if node["type"] == "CheckpointLoaderSimple" and node["widgets_values"][0] != TINY_BASE.name:
             node["widgets_values"][0] = TINY_FLOW.name
         if node["type"] == "AtelierConnectModel" and any(each["name"] == "model_high" for each in node["inputs"]):
             node["widgets_values"][5] = 0.875  # where the noisier expert begins: no toy has two
