@@ -934,6 +934,13 @@ FULL = {
 ENDINGS = {"sd-scripts": ".toml", "ai-toolkit": ".yaml", "onetrainer": ".json"}
 
 
+@pytest.mark.parametrize("program", ENDINGS)
+def test_clips_are_not_listed_where_the_model_trains_none(program):
+    clips = {"concepts": [{"folder": "a", "clips": {"frames": [49], "take": "chunk"}}]}
+    config, usual = read_open({**PLAIN_RUN, "dataset": clips}), read_open({"base_model": {"path": ""}})
+    assert not [each for each in write_for(program, "cat", config, usual).left if "Clips" in each]
+
+
 @pytest.mark.parametrize("program", ["sd-scripts", "ai-toolkit"])
 def test_sub_folders_are_written_for_programs_that_read_none(tmp_path, program):
     def written(*concepts):

@@ -67,7 +67,8 @@ FOR_PEOPLE = ("captions.lines", "captions.encoding", "captions.variants", "augme
 
 def unsaid_of(concept: ConceptConfig, said: set[str]) -> list[str]:
     """List what a file does not say of a concept: said has the names of what it does, such as captions.shuffle."""
-    usual = ConceptConfig(folder=concept.folder, augment=AugmentConfig(), masks=MaskConfig())
+    # Only models of other nodes train clips, and a run of such a model is refused before.
+    usual = ConceptConfig(folder=concept.folder, augment=AugmentConfig(), masks=MaskConfig(), clips=concept.clips)
     known = dict(_leaves(usual.to_dict()))
     return [
         f"{setting(name if '.' in name else f'concepts.{name}')} = {value!r:.80}"
