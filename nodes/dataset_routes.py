@@ -23,7 +23,7 @@ from .guess import family_of
 if TYPE_CHECKING:
     from ..trainer_core.data.edits import Journal, Meanwhile, Operation
     from ..trainer_core.models.base import CaptionLengths
-    from ..trainer_core.preflight.pictures import CaptionFile
+    from ..trainer_core.preflight.shown_pictures import CaptionFile
 
 LARGEST = 2**18  # bytes of a question that holds a prompt
 LARGEST_EDIT = 2**24  # of one that also names pictures
@@ -114,7 +114,7 @@ def answer_open(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
     """Answer with {pictures: as `list_shown` describes them, concepts, remark, left_out: sentences, last, next}."""
     from ..trainer_core.data.plan import build_plan  # here, so that ComfyUI starts fast
     from ..trainer_core.data.scan import Index, scan
-    from ..trainer_core.preflight.pictures import list_shown
+    from ..trainer_core.preflight.shown_pictures import list_shown
 
     _refuse_many(opened)
     defaults, remark = _defaults(question["prompt"], opened)
@@ -164,7 +164,7 @@ def _lenient(opened: Opened) -> DatasetConfig:
 
 def _describe(dataset: DatasetConfig, number: int) -> dict[str, Any]:
     """Describe a concept for the page: its folder, how its tags are split, and why captions cannot be changed."""
-    from ..trainer_core.preflight.pictures import where_captions_are
+    from ..trainer_core.preflight.shown_pictures import where_captions_are
 
     concept = dataset.concepts[number]
     elsewhere = where_captions_are(concept)
@@ -200,7 +200,7 @@ def _outline(config: BaseModelConfig) -> Any:
 
 def answer_caption(opened: Opened, question: dict[str, Any]) -> dict[str, Any]:
     """Answer {concept, text} with what `describe_caption` composes, and a remark on whose tokens are counted."""
-    from ..trainer_core.preflight.pictures import describe_caption
+    from ..trainer_core.preflight.shown_pictures import describe_caption
 
     number, text = question.get("concept"), question.get("text")
     if type(number) is not int or number not in opened.concepts or not isinstance(text, str):
@@ -304,14 +304,14 @@ def _operation(given: Any) -> Operation:
 
 
 def _files(opened: Opened, chosen: Sequence[Key]) -> Mapping[Key, CaptionFile]:
-    from ..trainer_core.preflight.pictures import chosen_files
+    from ..trainer_core.preflight.shown_pictures import chosen_files
 
     return chosen_files(opened.dataset.concepts, folders.access(), chosen)
 
 
 def _files_at(opened: Opened, places: Collection[Path]) -> dict[Key, CaptionFile]:
     """Read the captions at some places, of each picture that has one there."""
-    from ..trainer_core.preflight.pictures import caption_files
+    from ..trainer_core.preflight.shown_pictures import caption_files
 
     concepts = opened.dataset.concepts
     return {

@@ -33,7 +33,7 @@ from .naming import node, put_beneath, run_again, setting
 from .network import DENOISER_ONLY, SPATIAL, BeneathConfig, LoraConfig, Preset
 from .objective import MIN_SNR, WEIGHTINGS, ObjectiveConfig
 from .optimizer import OptimizerConfig
-from .optimizers import OPTIMIZERS
+from .optimizer_table import OPTIMIZERS
 from .prompt_lines import PromptLine, parse_prompts
 from .rows import for_reader, read_in_a_shell
 from .run import RunConfig, TrainConfig

@@ -15,7 +15,7 @@ from .dataset import BucketConfig, ConceptConfig, DatasetConfig
 from .model import BaseModelConfig
 from .network import AUTO, LoraConfig, Preset
 from .optimizer import OptimizerConfig
-from .optimizers import OPTIMIZERS
+from .optimizer_table import OPTIMIZERS
 from .run import RunConfig, TrainConfig
 
 OPEN = -1

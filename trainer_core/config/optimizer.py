@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from .base import Config, check_value, nearest, of_kind
-from .optimizers import OPTIMIZERS
+from .optimizer_table import OPTIMIZERS
 from .rows import Row, named, row
 
 RATES = ("learning_rate", "text_encoder_learning_rate", "text_encoder_2_learning_rate", "conv_learning_rate")

@@ -11,7 +11,7 @@ from torch import Tensor
 from ....trainer_core.models import Conditioning, Words
 from . import identity, text, vae
 from .beside import begun, ends, keeps
-from .clips import ConnectedEncoder
+from .clip_layers import ConnectedEncoder
 from .wired import SINGLE, Wired
 
 WINDOW = 2**31  # tokens; ComfyUI cuts captions into chunks of its own, without an upper limit

@@ -13,7 +13,7 @@ from ....trainer_core.models.base import Unit
 from . import identity
 from .architecture import Architecture, architecture_of
 from .beside import beside_of, digest_of_painting
-from .clips import ConnectedEncoder, text_encoders
+from .clip_layers import ConnectedEncoder, text_encoders
 from .denoiser import RawDenoiser
 from .experts import named_high, sides_of
 from .layers import list_layers

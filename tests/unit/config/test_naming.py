@@ -12,7 +12,7 @@ from lora_atelier.dev import ROOT
 from lora_atelier.trainer_core.config.base import Config
 from lora_atelier.trainer_core.config.forms import FORMS
 from lora_atelier.trainer_core.config.naming import OTHERS, SECTIONS, node, put_beneath, run_again, setting
-from lora_atelier.trainer_core.config.optimizers import OPTIMIZERS
+from lora_atelier.trainer_core.config.optimizer_table import OPTIMIZERS
 from lora_atelier.trainer_core.config.rows import read_in_a_shell, rows_of
 
 CORE = ROOT / "trainer_core"

@@ -9,7 +9,7 @@ from ..algorithms import ALGORITHMS
 from ..embedding import EmbeddingConfig
 from ..network import BeneathConfig, LoraConfig
 from ..optimizer import RATES, OptimizerConfig
-from ..optimizers import OPTIMIZERS, Optimizer
+from ..optimizer_table import OPTIMIZERS, Optimizer
 from ..rows import Row, rows_of
 from ..scheduler import SchedulerConfig
 from .form import Form, form, linked

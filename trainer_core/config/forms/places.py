@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..base import Config
 from ..naming import SECTIONS
 from ..optimizer import OptimizerConfig
-from ..optimizers import OPTIMIZERS
+from ..optimizer_table import OPTIMIZERS
 from ..rows import Row, rows_of, words_in
 from . import FORMS
 

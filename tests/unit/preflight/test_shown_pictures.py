@@ -14,8 +14,8 @@ from lora_atelier.trainer_core.data import plan as plan_module
 from lora_atelier.trainer_core.data.fit import KIND, Fit
 from lora_atelier.trainer_core.data.plan import build_plan
 from lora_atelier.trainer_core.data.scan import Index, scan
-from lora_atelier.trainer_core.preflight import pictures
-from lora_atelier.trainer_core.preflight.pictures import caption_files, list_shown
+from lora_atelier.trainer_core.preflight import shown_pictures
+from lora_atelier.trainer_core.preflight.shown_pictures import caption_files, list_shown
 
 
 @pytest.fixture
@@ -47,15 +47,15 @@ def test_a_link_to_a_text_elsewhere_is_not_read(folder: Path, tmp_path_factory: 
 
 def test_only_the_captions_that_are_asked_for_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    whole = pictures.content_of
-    monkeypatch.setattr(pictures, "content_of", lambda path: (read.append(path), whole(path))[1])
+    whole = shown_pictures.content_of
+    monkeypatch.setattr(shown_pictures, "content_of", lambda path: (read.append(path), whole(path))[1])
     concept = ConceptConfig(folder=str(folder))
     assert [*caption_files(concept, ANYWHERE, lambda _, path: path == folder / "b.txt")] == ["b.png"]
     assert read == [folder / "b.txt"]
 
 
 def test_captions_that_are_too_long_for_a_page_are_not_gathered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "LARGEST_ENTRY", 2)
+    monkeypatch.setattr(shown_pictures, "LARGEST_ENTRY", 2)
     with pytest.raises(ValueError, match="The captions of this folder are too long to be shown"):
         caption_files(ConceptConfig(folder=str(folder)), ANYWHERE)
 
