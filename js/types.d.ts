@@ -133,6 +133,7 @@ interface Api {
   addEventListener(name: string, listen: (event: CustomEvent) => void): void;
   apiURL(route: string): string;
   fetchApi(route: string, options?: RequestInit): Promise<Response>;
+  getWorkflowTemplates?(...given: unknown[]): Promise<Record<string, string[]>>;
   queuePrompt(number: number, prompt: Prompt, ...rest: unknown[]): Promise<unknown>;
 }
 

@@ -180,8 +180,8 @@ def find_folder(folder: str, node: str) -> Path:
         raise ValueError(f"{places[0]} is a file; set folder of {node} to the folder that holds your pictures.")
     looked = " and ".join(map(str, places))
     raise ValueError(
-        f"There is no folder {folder.strip()!r} (searched: {looked}); check its spelling, or set folder of {node} to "
-        "the full path."
+        f"There is no folder {folder.strip()!r}; check its spelling, or set folder of {node} to the full path. It was "
+        f"looked for in {looked}."
     )
 
 

@@ -90,6 +90,9 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     editor.run("() => window.app.extensionManager.command.execute('Comfy.BrowseTemplates')")
     dialog = page.get_by_role("dialog")
     dialog.get_by_text(CATEGORY, exact=True).click()
+    dialog.get_by_text(CARD, exact=True).first.wait_for()
+    titles = [title for title in dialog.locator("h3").all_text_contents() if title.split()[0].isdecimal()]
+    assert [int(title.split()[0]) for title in titles[:4]] == [1, 1, 2, 3]  # of the server, in any order
     dialog.get_by_text(CARD, exact=True).first.click()
     page.wait_for_function("() => window.app.graph.nodes.some(node => node.subgraph)")
     dialog.wait_for(state="hidden")

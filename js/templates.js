@@ -1,5 +1,17 @@
 import { app } from "../../scripts/app.js";
+import { api } from "../../scripts/api.js";
 import { make } from "./parts.js";
+
+// Our templates stand in the order of their numbers. The server lists a folder as its file system does, in any order.
+const PACK = decodeURIComponent(new URL(import.meta.url).pathname.split("/extensions/")[1]?.split("/")[0] ?? "");
+const list = api.getWorkflowTemplates;
+if (list)
+  api.getWorkflowTemplates = async function (...given) {
+    /** @type {Record<string, string[]>} */
+    const names = await list.apply(this, given);
+    names[PACK]?.sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
+    return names;
+  };
 
 // The notes of our templates have letters as large as those on our nodes. ComfyUI's own size for texts is smaller, and
 // holds for every other note.
@@ -23,7 +35,7 @@ function mark() {
 }
 
 app.registerExtension({
-  name: "atelier.notes",
+  name: "atelier.templates",
   afterConfigureGraph: mark,
   setup() {
     document.head.append(make("style", "", STYLE));
