@@ -57,20 +57,23 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     # While it ran: Train LoRA says what is wrong, and no other node; nobody offers to do the same again. An answer of
     # a busy server, from when the run was still at work, comes after it and changes nothing.
     editor.load(workflow)
-    late: list = []
-    page.route("**/atelier/shown", lambda route: late.append(route))
+    held, free = [], []
+    page.route("**/atelier/shown", lambda route: route.continue_() if free else held.append(route))
+    editor.run("() => window.dispatchEvent(new Event('focus'))")  # the page asks
+    while not held:
+        page.wait_for_timeout(50)
     editor.run("async () => await window.app.queuePrompt(0, 1)")
     failure = page.locator(".atelier-status", has_text=re.compile(r"caption.*Concept Dataset"))
     failure.wait_for()
-    while not late:
-        page.wait_for_timeout(50)
+    free.append(True)
     (train,) = (str(each["id"]) for each in workflow["nodes"] if each["type"] == "AtelierTrain")
     at_work = {"run": None, "alive": True, "text": "preparing the run", "step": 0, "steps": 0, "details": []}
-    for route in late:
-        with page.expect_response("**/atelier/shown"):
-            route.fulfill(json={"shown": {train: at_work}})
-    page.unroute("**/atelier/shown")
+    with page.expect_response("**/atelier/shown"):
+        held[0].fulfill(json={"shown": {train: at_work}})
+    for route in held[1:]:
+        route.continue_()
     editor.settle()
+    page.unroute("**/atelier/shown")
     assert failure.is_visible()
     assert page.locator(".atelier-failure").count() == 0
     assert editor.run(LETTERS, ".atelier-status") * READABLE >= 10
