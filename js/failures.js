@@ -20,7 +20,7 @@ const shown = new WeakMap();
 /** @type {Record<string, string>} */
 let failed = {}, refused = {}; // of the open workflow, by the node's id in the prompt
 /** @type {string[]} */
-let early = []; // the Train LoRA that failed before their runs began
+let early = []; // what failed before a run began, at its Train LoRA or before it
 let whole = false; // whether nothing of the prompt that was refused runs
 let heard = 0; // events of failures
 /** @type {(() => void)[]} */

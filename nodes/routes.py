@@ -138,7 +138,7 @@ def answer_shown(question: Any) -> web.Response:
 def answer_failed(question: Any) -> web.Response:
     """Answer {workflow: id} with {failed: what went wrong, by node}, since the workflow was queued last.
 
-    early lists each Train LoRA among them whose run had not begun: it shows the run before.
+    early lists those at a Train LoRA whose run had not begun, and before it: it shows the run before.
     """
     workflow = question.get("workflow") if isinstance(question, dict) else None
     if not isinstance(workflow, str) or not 0 < len(workflow) <= shown.LONGEST_ID:

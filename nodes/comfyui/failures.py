@@ -24,7 +24,7 @@ class Failure(NamedTuple):
     """What went wrong at a node."""
 
     sentence: str
-    early: bool  # of a Train LoRA whose run had not begun
+    early: bool  # at a Train LoRA whose run had not begun, or before it
 
 
 _failed: dict[tuple[str, str], Failure] = {}  # by the ids of workflow and node; until the workflow is queued again

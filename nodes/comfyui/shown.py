@@ -101,10 +101,11 @@ def begun(prompt_id: str, node: str, run: str) -> None:
 
 
 def shows_the_run_before(prompt_id: str, node: str) -> bool:
-    """Tell whether a node of the prompt at work is a Train LoRA whose run has not begun in it."""
+    """Tell whether a node of the prompt at work is a Train LoRA whose run has not begun, or one that it waits for."""
     for _, own, prompt, *_ in list(PromptServer.instance.prompt_queue.currently_running.values()):
         if own == prompt_id:
-            return prompt.get(node, {}).get("class_type") == TRAIN and node not in _had.get(own, ())
+            trains = {each for each, content in prompt.items() if content.get("class_type") == TRAIN}
+            return any(node in _needed(prompt, [train]) for train in trains.difference(_had.get(own, ())))
     return False
 
 

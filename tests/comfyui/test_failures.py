@@ -7,7 +7,7 @@ import urllib.error
 import pytest
 import websocket
 from run_folders import make_run
-from train_graph import changed, draw_pictures, train_graph
+from train_graph import changed, draw_pictures, node, train_graph
 
 from comfy_client import HANGS, ComfyClient, ComfyServer, answer_of
 from lora_atelier.dev import QUICKSTART, TINY_BASE
@@ -41,6 +41,26 @@ def test_a_failure_is_known_until_its_workflow_is_queued_again(any_server: Comfy
         picture.with_suffix(".txt").write_text("a circle", encoding="utf-8")
     assert comfy.queue(changed(graph, "train", steps=1), workflow=WORKFLOW).ok
     assert failed(comfy) == {}
+
+
+def test_what_fails_before_a_run_shows_the_run_before_and_what_fails_after_it_does_not(
+    comfy: ComfyClient, server: ComfyServer
+) -> None:
+    place = server.base / "models" / "checkpoints" / "words.safetensors"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("no model", encoding="utf-8")
+    graph = train_graph(draw_pictures(server.base / "input" / "before a run").name, name="before a run", steps=1)
+    question = {"workflow": WORKFLOW}
+    assert comfy.queue(changed(graph, "base", checkpoint=place.name), workflow=WORKFLOW).status == "error"
+    assert answer_of(comfy.request("/atelier/failed", question))["early"] == ["base"]
+    place.unlink()
+    texts = {"title": "", "trigger_words": "", "description": "", "author": ""}
+    after = node("AtelierSaveLoraFile", lora=["train", 2], file_name=["text", 0], dtype="as it is", **texts)
+    more = {"text": node("PrimitiveString", value="../out"), "after": after}  # linked, so that it is read while it runs
+    result = comfy.queue({**graph, **more}, workflow=WORKFLOW)
+    assert result.status == "error", result.error
+    told = answer_of(comfy.request("/atelier/failed", question))
+    assert (list(told["failed"]), told["early"]) == (["after"], [])
 
 
 def test_a_failure_is_forgotten_once_its_run_goes_on_in_a_shell(comfy: ComfyClient, server: ComfyServer) -> None:

@@ -157,7 +157,7 @@ def _model(found: Imported, given: Given) -> None:
 
 
 def _experts(found: Imported, model: Given, train: Given) -> None:
-    """Read which experts of Wan 2.2 14B are trained; of both, they change after so many steps."""
+    """Read which experts of Wan 2.2 14B a job trains, and after how many steps it changes from one to the other."""
     turns = max(1, whole(number(found, train, "switch_boundary_every") or 1))
     if not str(model.take("arch") or "").lower().startswith("wan22_14b"):
         return
