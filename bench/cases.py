@@ -71,7 +71,7 @@ CURVE = (
     Setting(name="checkpointing 0"),
     *(
         Setting(name=f"checkpointing {n}", memory=PLAIN.replace(checkpointing=n))
-        for n in ("feed-forward", "1", "2", "3", "4", "full")
+        for n in ("feed-forward", "1", "2", "3", "4", "full", "segments of 2", "segments of 4")
     ),
     Setting(name="checkpointing 0, activations in RAM", memory=PLAIN.replace(offload_activations="on")),
     Setting(name="full, half of the weights in RAM", memory=FULL.replace(offload_weights="half")),

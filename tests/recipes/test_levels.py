@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from lora_atelier.bench.bases import empty_unet, network_on
 from lora_atelier.bench.contenders import build_batch
 from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig
-from lora_atelier.trainer_core.memory import LEVELS, WHOLE, rungs
+from lora_atelier.trainer_core.memory import LEVELS, SEGMENTS, WHOLE, rungs
 from lora_atelier.trainer_core.models.sd.units import units
 from lora_atelier.trainer_core.preflight.estimate import fused_attention
 
@@ -43,7 +43,9 @@ class Costs(TorchDispatchMode):
 
 
 def counted(name, resolution):
-    """Map each unit to its least level, the bytes that it keeps beside its input, and the operations of a pass."""
+    """Map each unit to its least level, the bytes that it keeps beside its input, the operations of a pass, and those
+    for each byte of its input.
+    """
     unet = empty_unet(name).to(torch.bfloat16)
     with META:
         network = network_on(unet, LoraConfig(rank=16, preset="full"))
@@ -74,7 +76,8 @@ def counted(name, resolution):
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), Costs(inside, operations, Counter()):
             unet(batch.noised, batch.timesteps, encoder_hidden_states=batch.context, **more)
     saved = {unit: sum(size for size, _ in kept[unit].values()) - inputs[unit] for unit in levels}
-    return {unit: (least, saved[unit], operations[unit] + BALANCE * moved[unit]) for unit, least in levels.items()}
+    work = {unit: operations[unit] + BALANCE * moved[unit] for unit in levels}
+    return {unit: (least, saved[unit], work[unit], work[unit] / inputs[unit]) for unit, least in levels.items()}
 
 
 @pytest.mark.parametrize(
@@ -98,4 +101,13 @@ def test_a_saved_byte_costs_more_from_rung_to_rung(name, resolution):
         ("on", "none"),
         ("on", "half"),
         ("on", "all"),
+    ]
+    # Where no input can go to RAM, a weight goes first, and then the block before computes an input again.
+    again = [cost for unit, (*_, cost) in found.items() if type(unit).__name__ == "BasicTransformerBlock"]
+    assert ROUNDING * min(again) > 3 * LINK
+    stay = rungs(MemoryConfig(offload_activations="off"), torch.device("cuda"))[-4:]
+    assert [(each.checkpointing, each.offload_weights) for each in stay] == [
+        ("full", "half"),
+        ("full", "all"),
+        *((segments, "all") for segments in SEGMENTS),
     ]

@@ -13,6 +13,7 @@ from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig
 from lora_atelier.trainer_core.memory import (
     LEVELS,
     PARTS,
+    SEGMENTS,
     Stream,
     activations_in_ram,
     check_weights,
@@ -67,7 +68,7 @@ def difference(mine, other):
     return float(torch.stack([(a - b).norm() / b.norm() for a, b in zip(mine, other, strict=True)]).max())  # or NaN
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", [*LEVELS, *SEGMENTS])
 def test_recomputing_changes_nothing(plain, level):
     assert difference(passes(lambda unet: recompute(units(unet), level)), plain) == 0
 
@@ -351,7 +352,7 @@ def test_rungs_go_from_fast_to_small_and_leave_what_is_fixed():
     assert [rung.offload_weights for rung in found][-4:] == ["none", "none", "half", "all"]
     for config in (MemoryConfig(compile=True), MemoryConfig()):  # compiled blocks would fall into pieces
         assert [rung.checkpointing for rung in rungs(config, CPU, parts=config.compile)] == list(
-            LEVELS[:1] + LEVELS[2:]
+            [*LEVELS[:1], *LEVELS[2:], *SEGMENTS]
         )
     chosen = rungs(MemoryConfig(checkpointing=PARTS, compile=True), CPU, parts=False)
     assert [rung.checkpointing for rung in chosen] == [PARTS]
@@ -365,7 +366,7 @@ def test_rungs_go_from_fast_to_small_and_leave_what_is_fixed():
         ("all", "off"),
         ("all", "on"),
     ]
-    assert len(rungs(MemoryConfig(), CPU)) == len(LEVELS)
+    assert [rung.checkpointing for rung in rungs(MemoryConfig(), CPU)] == [*LEVELS, *SEGMENTS]
 
 
 def test_a_kind_that_needs_bitsandbytes_says_so(monkeypatch):

@@ -77,7 +77,7 @@ def test_settings_that_do_not_fit_are_refused_with_the_cheapest_that_do(config, 
 def test_what_fits_in_no_way_names_smaller_weights_and_batches(config, tmp_path, monkeypatch):
     small = change(config, base_model={"weights": "float8"})
     let_be_free(monkeypatch, estimated(small, "full").total)
-    with pytest.raises(ValueError, match=r"set weights float8 with gradient checkpointing full \(.* GB\)"):
+    with pytest.raises(ValueError, match=r"set weights float8 with gradient checkpointing segments of 4 \(.* GB\)"):
         run(config, tmp_path, source=NeverLoaded(config.base_model))
     let_be_free(monkeypatch, 1)
     with pytest.raises(ValueError, match="lower the resolution"):
@@ -111,7 +111,7 @@ def test_models_that_encode_while_training_count(config, tmp_path, monkeypatch):
     assert f"Memory: about {encoding.beside(estimated(config), moves=False).gigabytes} of" in said
     assert said.endswith("with gradient checkpointing 0, encoding while training.")
     let_be_free(monkeypatch, plain.total)
-    refused = r"with gradient checkpointing full, encoding while training, .* free: set encodings disk with gradient"
+    refused = r"checkpointing segments of 4, encoding while training, .* free: set encodings disk with gradient"
     with pytest.raises(ValueError, match=refused):
         run(live, tmp_path, source=NeverLoaded(config.base_model))
     assert "with gradient checkpointing full." in run_and_estimate(config, tmp_path)[1]

@@ -14,7 +14,7 @@ from zoo.zoo import CLIPS, ZOO
 from lora_atelier.nodes.comfyui.connected import gradients
 from lora_atelier.nodes.comfyui.connected.layers import feed_forward
 from lora_atelier.trainer_core.memory import activations_in_ram, copied_before_written, recompute
-from lora_atelier.trainer_core.memory.gradient_checkpointing import LEVELS, PARTS
+from lora_atelier.trainer_core.memory.gradient_checkpointing import FULL, LEVELS, PARTS, SEGMENTS
 
 PADDED = ("auraflow", "anima", "hunyuan_dit")  # their text encoders make every caption equally long
 
@@ -113,10 +113,11 @@ def test_every_level_of_checkpointing_gives_the_gradients_of_none(name):
     trial = Trial(name, dtype=torch.float64)
     with gradients.session(trial.patcher), trial.network.attached():
         expected, parts = trial.gradients(), feed_forward(trial.units)
-        for level in LEVELS[1:]:
+        for level in (*LEVELS[1:], *SEGMENTS):
             recompute([*trial.units, *parts], level, copies=True)
             again = [unit for unit, _ in trial.units if "forward" in vars(unit)]
-            assert len(again) == sum(least <= LEVELS.index(level) for _, least in trial.units)
+            highest = LEVELS.index(FULL if level in SEGMENTS else level)
+            assert len(again) == sum(least <= highest for _, least in trial.units)
             alone = [part for part, _ in parts if "forward" in vars(part)]
             assert len(alone) == (len(parts) if level == PARTS else 0) and (again or alone)
             assert apart(trial.gradients(), expected) < 1e-9, level

@@ -22,7 +22,7 @@ from lora_atelier.trainer_core.config import (
     OptimizerConfig,
     RunConfig,
 )
-from lora_atelier.trainer_core.memory import keep_activations, recompute
+from lora_atelier.trainer_core.memory import SEGMENTS, keep_activations, recompute
 from lora_atelier.trainer_core.models import LatentFormat
 from lora_atelier.trainer_core.networks.of_model import build_network, learning_rates
 from lora_atelier.trainer_core.networks.rounded import rounding_layers
@@ -98,7 +98,7 @@ def test_the_fastest_settings_that_fit_are_taken_and_told_as_an_estimate(monkeyp
         10**9,
         lambda blocks: measured.Peak(once=0, sample=(5 - blocks) * 2e8, position=0, latents=PICTURES),
     )
-    assert [memory.checkpointing for memory in ladder] == ["3", "4", "full"]
+    assert [memory.checkpointing for memory in ladder] == ["3", "4", "full", *SEGMENTS]
     assert said.startswith("Memory: about 0.8 GB beside the model's weights, 1.0 GB are free, with gradient")
 
 
@@ -110,7 +110,7 @@ def test_what_other_programs_keep_is_asked_of_comfyui_too(monkeypatch):
         return measured.Peak(once=0, sample=(5 - blocks) * 2e8, position=0, latents=PICTURES)
 
     ladder, said = fitted(monkeypatch, 3 * 10**9, peak, keep_free=2)
-    assert [memory.checkpointing for memory in ladder] == ["3", "4", "full"]
+    assert [memory.checkpointing for memory in ladder] == ["3", "4", "full", *SEGMENTS]
     assert "1.0 GB are free beside the 2 GB of keep_free of Memory, with" in said
     assert 2.7e9 < asked[-1] < 3e9
     with pytest.raises(ValueError, match=r"0\.0 GB are free beside the 3 GB of keep_free of Memory; lower keep_free"):
@@ -163,7 +163,7 @@ def test_what_each_block_keeps_is_counted():
 
 def test_a_run_that_does_not_fit_is_refused_with_what_it_needs(monkeypatch):
     with pytest.raises(
-        ValueError, match=r"about 2\.0 GB .* with gradient checkpointing full, and 1\.0 GB are free; lower"
+        ValueError, match=r"about 2\.0 GB .* with gradient checkpointing segments of 4, and 1\.0 GB are free; lower"
     ):
         fitted(monkeypatch, 10**9, lambda _: measured.Peak(once=0, sample=1e9, position=0, latents=PICTURES))
 

@@ -184,11 +184,15 @@ class MemoryConfig(Config):
     SECTION: ClassVar = "memory"
     NODE: ClassVar = "Memory"
 
-    checkpointing: Literal["auto", "0", "feed-forward", "1", "2", "3", "4", "full"] = _beside(
+    checkpointing: Literal[
+        "auto", "0", "feed-forward", "1", "2", "3", "4", "full", "segments of 2", "segments of 4"
+    ] = _beside(
         "auto",
         "Gradient checkpointing: how much is computed twice instead of kept. 0 = nothing: fastest. full = every "
         "block: least memory, about a third slower. The levels between save most for the least time first. "
-        "feed-forward: only the feed-forward parts of blocks; for a linked model auto never takes it.",
+        "feed-forward: only the feed-forward parts of blocks; for a linked model auto never takes it. segments of 2, "
+        "of 4: as full, but of so many blocks in a row only the first one's input is kept; slower by an eighth, a "
+        "fifth.",
     )
     offload_weights: Literal["auto", "none", "half", "all"] = _beside(
         "auto",

@@ -27,7 +27,7 @@ from .eight_bits import (
     rounded,
     takes_sides,
 )
-from .gradient_checkpointing import LEVELS, PARTS, WHOLE, keep_activations, recompute
+from .gradient_checkpointing import FULL, LEVELS, PARTS, SEGMENTS, WHOLE, keep_activations, recompute
 from .messages import are_free
 from .setup import describe, kept_activations, moves_weights, prepare, rungs
 from .stream import Stream, activations_in_ram
@@ -52,10 +52,12 @@ from .written import Watched, copied_before_written
 
 __all__ = [
     "DTYPES",
+    "FULL",
     "HOLDS",
     "LEVELS",
     "MULTIPLIES_IN",
     "PARTS",
+    "SEGMENTS",
     "SHARES",
     "STORED",
     "WHOLE",

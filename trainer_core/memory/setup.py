@@ -12,22 +12,24 @@ from torch import nn
 from ..common.devices import kind_of
 from ..config import MemoryConfig
 from .eight_bits import chosen_compute
-from .gradient_checkpointing import LEVELS, PARTS, Unit, recompute
+from .gradient_checkpointing import FULL, LEVELS, PARTS, SEGMENTS, Unit, recompute
 from .stream import Stream, activations_in_ram
 from .weights import SHARES, keep_weights
 
 # Each rung takes less memory than the one before, and a saved gigabyte costs more time there: (checkpointing,
 # offload_weights, offload_activations). Where all is recomputed, the inputs of blocks are what is kept: each goes to
 # RAM once in a step and comes back once. A weight comes three times, for the forward pass, the second one and the
-# backward pass, and moving it frees no more than its size.
+# backward pass, and moving it frees no more than its size. To compute an input again by the block before costs more
+# than either, and saves nothing on a card whose inputs have gone to RAM: it is left where they cannot go.
 RUNGS = (
     *((level, "none", "off") for level in LEVELS),
-    ("full", "none", "on"),
-    ("full", "half", "on"),
-    ("full", "all", "on"),
+    (FULL, "none", "on"),
+    (FULL, "half", "on"),
+    (FULL, "all", "on"),
+    *((segments, "all", "off") for segments in SEGMENTS),
 )
 # Where somebody wants less to be recomputed, all that blocks keep would move: weights move first.
-WEIGHTS_FIRST = (("full", "none", "off"), ("full", "half", "off"), ("full", "all", "off"), ("full", "all", "on"))
+WEIGHTS_FIRST = ((FULL, "none", "off"), (FULL, "half", "off"), (FULL, "all", "off"), (FULL, "all", "on"))
 
 
 def rungs(config: MemoryConfig, device: torch.device, *, parts: bool = True) -> list[MemoryConfig]:
@@ -37,8 +39,11 @@ def rungs(config: MemoryConfig, device: torch.device, *, parts: bool = True) -> 
     """
     fields = ("checkpointing", "offload_weights", "offload_activations")
     found: list[MemoryConfig] = []
-    for rung in RUNGS if config.checkpointing in ("auto", "full") else WEIGHTS_FIRST:
+    stay = config.offload_activations == "off" or kind_of(device).shares_ram
+    for rung in RUNGS if config.checkpointing in ("auto", FULL) else WEIGHTS_FIRST:
         if rung[0] == PARTS and config.checkpointing == "auto" and (config.compile or not parts):
+            continue
+        if rung[0] in SEGMENTS and not stay:
             continue
         settings = dict(zip(fields, rung, strict=True))
         settings |= {name: value for name in fields if (value := getattr(config, name)) != "auto"}

@@ -19,6 +19,7 @@ from ..config import MemoryConfig, ObjectiveConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
 from ..memory import (
+    FULL,
     PARTS,
     WHOLE,
     are_free,
@@ -181,7 +182,8 @@ def fit_measured(
                 recompute(base.denoiser.units(), memory.checkpointing, copies=base.denoiser.written is not None)
                 last = number + 1 == len(ladder)
                 # Where no more blocks can be recomputed, ComfyUI keeps a part of the weights in RAM.
-                room = free + (host.movable if memory.checkpointing == ladder[-1].checkpointing else 0)
+                all_blocks = memory.checkpointing in (ladder[-1].checkpointing, FULL)
+                room = free + (host.movable if all_blocks else 0)
                 peak = _peak(base, network, caption, size, device, references, objective, text, live)
                 if peak is None:
                     continue

@@ -1,12 +1,20 @@
 """Blocks that write into their inputs: recomputed on copies, with the gradients of a pass that keeps everything."""
 
+import weakref
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
-from lora_atelier.trainer_core.memory import WHOLE, Watched, copied_before_written, keep_activations, recompute
+from lora_atelier.trainer_core.memory import (
+    WHOLE,
+    Watched,
+    activations_in_ram,
+    copied_before_written,
+    keep_activations,
+    recompute,
+)
 
 
 @dataclass
@@ -231,3 +239,90 @@ def test_passes_are_watched_until_they_need_no_copy():
     with pytest.raises(RuntimeError, match="inplace operation"):  # nothing copies any more, and torch notices
         gradient(watched, "harmless", write=True)
     assert gradient(watched, "writing", write=True) == [2.0] * 3
+
+
+# --- segments of blocks --------------------------------------------------------------------------------------
+
+
+class Link(nn.Module):
+    """A block whose result is the next one's input, beside what all blocks read."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.runs = nn.Linear(4, 4), 0
+
+    def forward(self, x, beside, read):
+        self.runs += 1
+        return x + torch.sin(self.linear(x)) * read, beside + x.square()
+
+
+class Chain(nn.Module):
+    def __init__(self, count=5, between=lambda number, x: x):
+        super().__init__()
+        self.blocks, self.between = nn.ModuleList([Link() for _ in range(count)]), between
+
+    def forward(self, x, read):
+        x, beside = x * 1, torch.zeros_like(x)
+        for number, block in enumerate(self.blocks):
+            x, beside = block(self.between(number, x), beside, read)
+        return (x * beside).sum()
+
+
+def pass_of_chain(level, copies, between=lambda number, x: x):
+    """Return the gradients of a chain, how often each block ran, and the bytes that were saved on the way."""
+    torch.manual_seed(0)
+    chain, kept = Chain(between=between), {}
+    x, read = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    recompute([(block, WHOLE) for block in chain.blocks], level, copies=copies)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
+        loss = chain(x, read)
+    loss.backward()
+    return [t.grad for t in (x, read, *chain.parameters())], [block.runs for block in chain.blocks], len(kept)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_segments_give_the_bits_of_recomputed_blocks_and_keep_less(copies):
+    expected, runs, kept = pass_of_chain("full", copies)
+    assert runs == [2] * 5
+    for level, counts, less in (("segments of 2", [3, 2, 3, 2, 2], 4), ("segments of 4", [3, 3, 3, 2, 2], 6)):
+        found, runs, left = pass_of_chain(level, copies)
+        assert all(map(torch.equal, found, expected)) and runs == counts
+        assert kept - left == less  # both inputs of each block but the first one of a segment
+
+
+def test_what_a_model_changes_between_blocks_is_kept():
+    def changed(number, x):
+        return x.mul_(2) if number == 1 else x + 1 if number == 2 else x
+
+    def behind_torch(number, x):
+        x.detach().mul_(2)
+        return x
+
+    for between in (changed, behind_torch):
+        expected, *_ = pass_of_chain("full", True, between)
+        found, runs, _ = pass_of_chain("segments of 2", True, between)
+        assert all(map(torch.equal, found, expected)) and max(runs) == 3
+
+
+def test_levels_follow_one_another_up_to_segments_and_back():
+    chain = Chain()
+    units = [(block, WHOLE) for block in chain.blocks]
+    own = [block.forward for block in chain.blocks]
+    for level in ("1", "full", "segments of 2", "segments of 4"):
+        recompute(units, level)
+    assert [block.forward.forward for block in chain.blocks] == own
+    assert {block.forward.segment for block in chain.blocks} == {4}
+    keep_activations(chain.blocks)
+    assert [block.forward for block in chain.blocks] == own
+
+
+@pytest.mark.parametrize("level", ["full", "segments of 2"])
+def test_a_recomputed_block_holds_no_input_that_has_gone_to_ram(level):
+    torch.manual_seed(0)
+    chain, inputs = Chain(), []
+    recompute([(block, WHOLE) for block in chain.blocks], level, copies=True)
+    chain.between = lambda number, x: inputs.append(weakref.ref(x)) or x
+    with activations_in_ram(torch.device("cpu"), [chain], least=0):  # here, copies
+        loss = chain(torch.randn(3, 4), torch.randn(3, 4))
+    assert [each() for each in inputs] == [None] * 5
+    loss.backward()
