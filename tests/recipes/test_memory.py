@@ -3,10 +3,12 @@
 import contextlib
 import copy
 import sys
+from collections import Counter
 
 import pytest
+import second_device
 import torch
-from second_device import RUBBISH, Card, card, device_is, missing_on_a_mac  # noqa: F401 (fixtures)
+from second_device import RUBBISH, Card, There, card, device_is, missing_on_a_mac  # noqa: F401 (fixtures)
 from tiny_models import model_of, network_on, tiny_unet
 
 from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig
@@ -31,6 +33,7 @@ from lora_atelier.trainer_core.memory import (
 )
 from lora_atelier.trainer_core.memory.device import DTYPES
 from lora_atelier.trainer_core.memory.gradient_checkpointing import Recomputed
+from lora_atelier.trainer_core.memory.stream import AHEAD
 from lora_atelier.trainer_core.memory.weights import Kept, KeptConv2d, kept_layers
 from lora_atelier.trainer_core.models.sd.units import UNQUANTIZED, units
 from lora_atelier.trainer_core.optim.rounding import round_stochastically
@@ -231,6 +234,35 @@ def test_small_weights_come_and_go_as_those_of_this_device(card):  # noqa: F811
         return passes(prepared, times=3, device=device)
 
     assert difference(passes_on(card), passes_on(CPU)) < 1e-5
+
+
+def test_streamed_weights_go_to_the_card_and_never_back(card, monkeypatch):  # noqa: F811
+    moved, carry_out, sizes, waiting = Counter(), second_device.carry_out, [], []
+
+    def counted(func, args, kwargs):
+        found = carry_out(func, args, kwargs)
+        if func._schema.name in ("aten::_to_copy", "aten::copy_"):
+            source = args[func._schema.name == "aten::copy_"]
+            moved[isinstance(source, There), isinstance(found, There)] += source.nbytes
+        return found
+
+    def prepared(unet):
+        memory, stream = MemoryConfig(checkpointing="full", offload_weights="all"), Stream(card)
+        prepare(model_of(unet), memory, "auto", card, stream)
+        send = stream._send
+        stream._send = lambda kept: waiting.append(len(stream._arriving)) or send(kept)
+        sizes.append(sum(kept.size for kept in kept_layers(unet)))
+        moved.clear()
+
+    monkeypatch.setattr(second_device, "carry_out", counted)
+    towards = []
+    for times in (2, 3):
+        prediction, gradient = passes(prepared, times=times, device=card)
+        assert moved[True, False] == prediction.nbytes + gradient.nbytes
+        towards.append(moved[False, True])
+    step = towards[1] - towards[0]
+    assert 2 * sizes[0] < step <= 3 * sizes[0]  # for the forward pass, the second one and the backward pass
+    assert max(waiting) <= AHEAD
 
 
 def test_what_is_overwritten_on_its_way_to_ram_counts_as_it_was(card):  # noqa: F811

@@ -18,6 +18,9 @@ WORTH_MOVING = 1 << 20  # bytes; smaller activations stay on the device
 UNDER_WAY = 256 << 20  # bytes of activations in transfer to RAM, whose memory is not free yet
 
 
+Use = tuple["Streamable", bool]  # a weight, and whether in a backward pass
+
+
 class Streamable(Protocol):
     """Anything with tensors in RAM that `Stream` can fetch."""
 
@@ -27,8 +30,9 @@ class Streamable(Protocol):
 class Stream:
     """Copies weights to the device ahead of their use, in the order in which the previous step used them.
 
-    The order is recorded as weights are used. Forward and backward pass (with recomputed blocks) are distinguished,
-    since each has its own order. A wrong guess costs a wait, nothing else.
+    The order is recorded as weights are used: what follows two uses. One alone would not do, as a recomputed block uses
+    each weight twice in the backward pass, for its result and for its gradient. A wrong guess costs a wait and a copy.
+    Nothing is copied back: frozen weights stay in RAM as they are.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -36,9 +40,9 @@ class Stream:
         self._streams = _streams(device)
         self._side = self._streams.Stream(device) if self._streams else None
         self._arriving: dict[Streamable, tuple[tuple[Tensor, ...], Any]] = {}
-        self._following: dict[tuple[Streamable, bool], tuple[Streamable, bool]] = {}
+        self._following: dict[tuple[Use | None, Use], Use] = {}
         self._used: deque[Any] = deque()
-        self._last: tuple[Streamable, bool] | None = None
+        self._last: tuple[Use | None, Use] | None = None  # the last two uses
 
     def host(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Move tensors to RAM, pinned where that lets copies overlap with computation."""
@@ -53,7 +57,7 @@ class Stream:
         use = (kept, torch._C._current_graph_task_id() != -1)
         if self._last is not None:
             self._following[self._last] = use
-        self._last = use
+        self._last = (self._last and self._last[1], use)
         parts, arrived = self._arriving.pop(kept, None) or self._send(kept)
         if self._side:
             current = self._streams.current_stream(self.device)
@@ -65,15 +69,17 @@ class Stream:
             self._used.append(current.record_event())
             if len(self._used) > 2 * AHEAD:
                 self._used.popleft().synchronize()
-        following = use
-        expected = []
-        while len(expected) < AHEAD and (following := self._following.get(following)) is not None:
+        last, expected = self._last, []
+        while len(expected) < AHEAD and (following := self._following.get(last)) is not None:
             expected.append(following[0])
+            last = (last[1], following)
         # A wrong guess: drop the copy, or its memory would wait for a use that may never come.
         for other in [other for other in self._arriving if other not in expected]:
             del self._arriving[other]
+        if kept in expected:
+            self._arriving[kept] = parts, arrived
         for other in expected:
-            if other is not kept and other not in self._arriving:
+            if other not in self._arriving:
                 self._arriving[other] = self._send(other)
         return parts
 
