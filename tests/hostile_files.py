@@ -25,7 +25,7 @@ from lora_atelier.trainer_core.config.prompt_lines import MOST_PROMPTS, parse_pr
 from lora_atelier.trainer_core.data.films import MOST_FRAMES, FilmError, examine_film
 from lora_atelier.trainer_core.data.images import DECODER_ERRORS, load_picture
 from lora_atelier.trainer_core.data.images import LARGEST as MOST_PIXELS
-from lora_atelier.trainer_core.data.masks import read_mask
+from lora_atelier.trainer_core.data.masks import examine_mask_clip, read_mask
 from lora_atelier.trainer_core.data.scan.caption_files import TEXT_LIMIT
 from lora_atelier.trainer_core.data.scan.caption_tables import (
     MOST_DEPTH,
@@ -391,6 +391,16 @@ READERS = {
     ),
     "clip": Reader(
         lambda path: examine_film(path.read_bytes()),
+        moving,
+        ("a.mp4", "a.webm"),
+        MOST_PIXELS,
+        MOST_FRAMES,
+        0,
+        mebibytes=1200,
+        errors=(FilmError,),
+    ),
+    "clip of masks": Reader(
+        lambda path: examine_mask_clip(path.read_bytes(), MaskConfig()),
         moving,
         ("a.mp4", "a.webm"),
         MOST_PIXELS,

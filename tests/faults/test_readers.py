@@ -57,6 +57,7 @@ KNOWN = {
     "trainer_core/data/edits.py": {"content_of": "caption", "_append": OURS, "_header": OURS, "_contents": OURS},
     "trainer_core/data/films.py": {"_opened": "clip", "load_shown": "clip"},
     "trainer_core/data/images.py": {"opened_picture": "picture"},
+    "trainer_core/data/masks.py": {"read_mask": "clip of masks", "load_shown_masks": "clip of masks"},
     "trainer_core/data/painted.py": {"_content": "mask"},
     "trainer_core/data/scan/caption_files.py": {"read_text": "caption", "read_bytes": "caption"},
     "trainer_core/data/scan/caption_sources.py": {"_same_for_all": "caption"},
@@ -91,7 +92,7 @@ KNOWN = {
     "trainer_core/runs/publish.py": dict.fromkeys(
         ("_published_or_copied", "_remove_stopped", "remember_copies"), "run"
     ),
-    "trainer_core/training/pixels.py": {"_bytes": "picture", "frames": "clip"},
+    "trainer_core/training/pixels.py": {"_bytes": "picture", "_frames_of": "clip"},
     "trainer_core/training/result.py": {"_read": "state of a save"},
     "trainer_core/training/sample_files.py": dict.fromkeys(
         ("put_preview", "_run_of_preview", "_numbers", "_frames"), "picture"

@@ -1,6 +1,7 @@
 """Clips and pictures in one run of a model of clips: trained, resumed to the last bit, encoded as they are cut."""
 
 import math
+import shutil
 
 import comfy.sd
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from comfy.ldm.wan.vae import WanVAE, count_cache_layers
 from durable import Cut, cut_at, equal
 from films import film
+from PIL import Image
 from train_graph import draw_pictures
 from zoo.again import again
 from zoo.linked import linked, live_of, source_of
@@ -16,11 +18,19 @@ from zoo.test_train import configure, run
 from zoo.zoo import CLIPS, ZOO
 
 from lora_atelier.nodes.comfyui.connected.vae import encode, encode_plain
-from lora_atelier.trainer_core.config import ClipConfig, ConceptConfig, DatasetConfig, Defaults, fill_dataset
+from lora_atelier.trainer_core.config import (
+    ClipConfig,
+    ConceptConfig,
+    DatasetConfig,
+    Defaults,
+    MaskConfig,
+    fill_dataset,
+)
 from lora_atelier.trainer_core.data.clips import rounded
 from lora_atelier.trainer_core.data.plan import build_plan
 from lora_atelier.trainer_core.data.scan import scan
 from lora_atelier.trainer_core.models.architectures import ARCHITECTURES
+from lora_atelier.trainer_core.objective import objective
 
 OF_CLIPS = {row.kind: row for row in ARCHITECTURES if row.frames}
 
@@ -96,6 +106,51 @@ def test_a_clip_is_encoded_as_the_frames_of_its_part(concept, tmp_path):
     assert latents.shape == (1, 16, 3, 8, 8)
     first = encode(model, vae, clip[:1].movedim(-1, 1) * 2 - 1)
     torch.testing.assert_close(latents[:, :, 0], first)
+
+
+def test_a_mask_covers_its_frames_of_a_clip_in_the_loss(concept, tmp_path, monkeypatch):
+    """A still mask is every frame's, and of a clip of masks each latent frame has the mean of its frames."""
+    folder, base, seen = tmp_path / "masked", linked("wan21_t2v"), []
+    shutil.copytree(concept, folder)
+    film_of = {"format": "matroska", "codec": "ffv1", "pixels": "bgr0", "rate": 16, "size": (128, 96)}
+    (folder / "long-masklabel.mkv").write_bytes(film(20, draw=white_from_left, **film_of))
+    Image.fromarray(white_from_left(3)).save(folder / "short-masklabel.png")
+    own = objective.sample_losses
+    monkeypatch.setattr(
+        objective, "sample_losses", lambda *given: seen.append((given[2], given[0].shape)) or own(*given)
+    )
+    config = of_clips("wan21_t2v", folder, steps=8, batch_size=1, resolution=64).replace(base_model=base)
+    masks = MaskConfig(missing="ones", unmasked_weight=0.0, unmasked_probability=0.0)
+    (one,) = config.dataset.concepts
+    result, _ = run(config.replace(dataset=DatasetConfig(concepts=(one.replace(masks=masks),))), tmp_path / "run")
+    assert result.finished
+    widths = []
+    for mask, shape in seen:
+        if mask is None or shape[2] == 1:
+            assert mask is None or bool((mask == 1).all())
+            continue
+        assert mask.shape == (1, 1, *shape[2:])
+        widths.append([float(frame.sum(-1).mean()) for frame in mask[0, 0]])
+    # Columns of frame n are white left of 6 n pixels; crops are 96 of 128 pixels wide, made 64.
+    parts = [[np.mean([covered(first + n) for n in of]) for of in LATENT] for first in (0, 9)]
+    for expected in (*parts, [covered(3)] * 3):
+        assert any(np.allclose(width, expected, atol=0.1) for width in widths), expected
+    assert all(any(np.allclose(width, each, atol=0.1) for each in (*parts, [covered(3)] * 3)) for width in widths)
+
+
+LATENT = ((0,), (1, 2, 3, 4), (5, 6, 7, 8))  # frames of each latent one
+
+
+def white_from_left(number):
+    """Draw a mask that is white left of 6 pixels for each frame."""
+    levels = np.zeros((96, 128, 3), np.uint8)
+    levels[:, : 6 * number] = 255
+    return levels
+
+
+def covered(number):
+    """Count the latent columns that such a mask covers, in the middle 96 of its 128 pixels."""
+    return min(max(6 * number - 16, 0), 96) / 96 * 8
 
 
 def test_a_causal_vae_encodes_a_clip_in_time_chunks_as_in_one():

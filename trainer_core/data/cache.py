@@ -119,12 +119,15 @@ def blank_key(*, size: Size, vae_id: str) -> str:
     return _key(kind="blank", size=size, vae=vae_id)
 
 
-def mask_key(*, mask_digest: str, crop: Crop, source: str, invert: bool, threshold: float) -> str:
-    """Compute the key of one mask at latent size: content, crop, source and the reading of its grey levels."""
+def mask_key(*, mask_digest: str, crop: Crop, source: str, invert: bool, threshold: float, moves: bool = False) -> str:
+    """Compute the key of one mask at latent size: content, crop, source and the reading of its grey levels.
+
+    moves: each frame of a clip has its own.
+    """
     return _key(
         kind="mask",
         mask=mask_digest,
-        crop=_cut(dataclasses.replace(crop, frames=())),  # all frames have the same
+        crop=_cut(crop if moves else dataclasses.replace(crop, frames=())),
         source=source,
         invert=invert,
         threshold=threshold,

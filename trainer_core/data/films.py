@@ -85,16 +85,25 @@ class _Frame:
     of: Any  # an av.VideoFrame, or a picture
     shape: float = 1.0  # width of a pixel per height
 
-    def picture(self, background: str) -> Image.Image:
-        """Draw it upright as RGB, with square pixels."""
+    def picture(self, background: str | None) -> Image.Image:
+        """Draw it upright as RGB, with square pixels; as it is, with its alpha, without a background."""
+        image = self.of
+        if not isinstance(image, Image.Image):
+            form = "rgba" if _has_alpha(self.of) else "rgb24"
+            image = Image.fromarray(self.of.to_ndarray(format=form, interpolation=_SMOOTH))
+        if background is not None:
+            image = flatten(image, background)
         if isinstance(self.of, Image.Image):
-            return flatten(self.of, background)
-        form = "rgba" if _has_alpha(self.of) else "rgb24"
-        image = flatten(Image.fromarray(self.of.to_ndarray(format=form, interpolation=_SMOOTH)), background)
+            return image
         if self.shape != 1:
             image = image.resize((max(1, round(image.width * self.shape)), image.height), Image.Resampling.LANCZOS)
         turn = _TURNS.get(round(self.of.rotation))
         return image if turn is None else image.transpose(turn)
+
+
+def is_film(path: Path) -> bool:
+    """Tell by its ending whether a file is a film."""
+    return path.suffix.lower() in FILM_EXTENSIONS
 
 
 def has_decoder() -> bool:
@@ -135,17 +144,22 @@ def examine_film(data: bytes | IO[bytes], background: str = "white") -> FilmFile
 
 
 def read_frames(
-    data: bytes | IO[bytes], wanted: Collection[int], background: str = "white"
+    data: bytes | IO[bytes], wanted: Collection[int] | None, background: str | None = "white"
 ) -> Iterator[tuple[int, Image.Image]]:
-    """Yield each wanted frame of a film with its number, in the order of the film; raises FilmError."""
-    left = set(wanted)
+    """Yield each wanted frame of a film with its number, in the order of the film; raises FilmError.
+
+    wanted: None for all. background: None leaves the frames' alpha in them.
+    """
+    left = set(wanted or ())
     with _opened(data) as film:
         for number, frame in enumerate(film.frames()):
-            if number in left:
-                left.remove(number)
+            if wanted is None or number in left:
+                left.discard(number)
                 yield number, frame.picture(background)
-            if not left:
+            if wanted is not None and not left:
                 return
+    if wanted is None:
+        return
     raise FilmError(f"it has no frame {min(left)} any more")
 
 
@@ -155,14 +169,18 @@ def load_shown(path: Path, frames: Sequence[int], most: int = 1, background: str
     frames: those that are trained; () for a picture, and for the first frame of a file whose ending is a film's. Raises
     OSError, DECODER_ERRORS and FilmError.
     """
-    if not frames and path.suffix.lower() not in FILM_EXTENSIONS:
+    if not frames and not is_film(path):
         return [load_picture(path, background)]
-    frames = frames or (0,)
-    count = min(most, len(frames))
-    wanted = [frames[(len(frames) - 1) * k // (count - 1) if count > 1 else len(frames) // 2] for k in range(count)]
+    wanted = spread_evenly(frames or (0,), most)
     with open_file(path) as file:  # not read as a whole, which would take its size in memory
         found = dict(read_frames(file, wanted, background))
     return [found[number] for number in wanted]
+
+
+def spread_evenly(frames: Sequence[int], most: int) -> list[int]:
+    """Choose at most so many of the frames, evenly spread, the middle one for one."""
+    count = min(most, len(frames))
+    return [frames[(len(frames) - 1) * k // (count - 1) if count > 1 else len(frames) // 2] for k in range(count)]
 
 
 # --- kinds of films -------------------------------------------------------------------------------------------

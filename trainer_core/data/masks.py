@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -17,8 +19,10 @@ from torch import Tensor
 
 from ..common.access import real_path
 from ..common.axes import Size, like
+from ..common.files import open_file
 from ..config import MaskConfig
 from .crops import Crop
+from .films import FILM_EXTENSIONS, is_film, read_frames, spread_evenly
 from .images import PACKAGES, PictureSource, open_upright, picture_extensions, turned
 
 USUAL = MaskConfig().suffixes  # which mean a mask whatever the settings are
@@ -38,12 +42,13 @@ def folder_beside(concept_folder: Path, folder: str) -> Path:
 def mask_endings(suffixes: tuple[str, ...]) -> tuple[str, ...]:
     """List the lower-case endings of mask files in the order they are tried: a suffix, then with other extensions.
 
-    A suffix that is only an extension, as .png, stands for itself.
+    A suffix that is only an extension, as .png, stands for itself. Pictures come before clips.
     """
     found: list[str] = []
+    others = (*sorted({*picture_extensions(), *PACKAGES}), *sorted(FILM_EXTENSIONS))
     for suffix in map(str.lower, suffixes):
         stem = os.path.splitext(f"a{suffix}")[0][1:]
-        found += [suffix, *(stem + extension for extension in sorted({*picture_extensions(), *PACKAGES}) if stem)]
+        found += [suffix, *(stem + extension for extension in others if stem)]
     return tuple(dict.fromkeys(found))
 
 
@@ -79,9 +84,24 @@ def find_mask(name: str, masks: dict[str, Path], config: MaskConfig) -> Path | N
 def read_mask(source: PictureSource, config: MaskConfig) -> Image.Image | None:
     """Decode a mask as mode "L", upright; None if the alpha channel it needs is missing.
 
-    It is inverted before the threshold, which thus applies to the trained area.
+    It is inverted before the threshold, which thus applies to the trained area. Of a film's file the first frame.
     """
-    image = open_upright(source, srgb=False)  # a mask holds numbers; no colour profile may bend them
+    if isinstance(source, Path) and is_film(source):
+        with open_file(source) as film:
+            return next(read_mask_frames(film, (0,), config))[1]
+    return _levels(open_upright(source, srgb=False), config)  # it holds numbers; no colour profile may bend them
+
+
+def read_mask_frames(
+    film: bytes | IO[bytes], wanted: Collection[int] | None, config: MaskConfig
+) -> Iterator[tuple[int, Image.Image | None]]:
+    """Yield each wanted frame of a clip of masks with its number, as `read_mask`; None for all. Raises FilmError."""
+    for number, frame in read_frames(film, wanted, background=None):
+        yield number, _levels(frame, config)
+
+
+def _levels(image: Image.Image, config: MaskConfig) -> Image.Image | None:
+    """Turn a picture into the grey levels of a mask; None if the alpha channel it needs is missing."""
     if image.mode == "La":
         image = image.convert("LA")
     if config.source == "alpha":
@@ -103,10 +123,28 @@ def examine_mask(source: PictureSource, config: MaskConfig) -> tuple[Size, int] 
     return None if mask is None else (mask.size, int(np.asarray(mask).max()))
 
 
+def examine_mask_clip(film: bytes | IO[bytes], config: MaskConfig) -> tuple[Size, int, int] | None:
+    """Read the size of a clip of masks, its brightest value and its frames; None without the alpha that it needs."""
+    size, high, frames = (0, 0), 0, 0
+    for _, mask in read_mask_frames(film, None, config):
+        if mask is None:
+            return None
+        size, high, frames = mask.size, max(high, int(np.asarray(mask).max())), frames + 1
+    return size, high, frames
+
+
 def load_mask(source: PictureSource | None, size: Size, config: MaskConfig) -> Image.Image:
     """Load a mask in mode "L"; white at the picture's size if the picture has none."""
     mask = None if source is None else read_mask(source, config)
     return Image.new("L", size, 255) if mask is None else mask
+
+
+def load_shown_masks(path: Path, frames: Sequence[int], most: int, config: MaskConfig) -> list[Image.Image]:
+    """Read at most so many masks of a clip of them, of the frames that `load_shown` reads of the clip."""
+    wanted = spread_evenly(frames, most)
+    with open_file(path) as file:
+        found = dict(read_mask_frames(file, wanted, config))
+    return [mask for number in wanted if (mask := found[number]) is not None]
 
 
 def cut_mask(mask: Image.Image, crop: Crop) -> Image.Image:
@@ -126,6 +164,16 @@ def latent_mask(mask: Image.Image, factor: int | Fraction) -> Tensor:
     height, width = pixels.shape
     blocks = pixels.reshape(height // side, side, width // side, side)
     return blocks.mean(dim=(1, 3)).clamp(0, 1)[None]
+
+
+def latent_masks(masks: Iterable[Tensor], step: int) -> Tensor:
+    """Average the masks (1, h, w) of a clip's frames over the frames of each latent one: (1, t, h, w).
+
+    The first latent frame is of the first frame, and each other one of the next `step` frames.
+    """
+    first, *others = masks
+    groups = (others[start : start + step] for start in range(0, len(others), step))
+    return torch.stack([first, *(torch.stack(group).mean(0) for group in groups)], 1)
 
 
 def painting_masks(mask: Image.Image, factor: int | Fraction) -> tuple[Tensor, Tensor]:

@@ -118,7 +118,7 @@ def frame_of(size: Size, resolution: str, focus: Point | None) -> tuple[float, f
 
 
 def _mask_of(picture: Path, access: Access) -> Image.Image | None:
-    """Read the mask beside a picture, if there is one."""
+    """Read the mask beside a picture, if there is one; the first of a clip of masks."""
     found = mask_beside(picture, access)
     return read_mask(found, MaskConfig()) if found else None
 

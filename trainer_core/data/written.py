@@ -22,6 +22,7 @@ from ..common.files import file_digest, written_whole
 from ..common.wording import count, names
 from ..config import MASK_SUFFIX, CaptionConfig, DatasetConfig, MaskConfig
 from .edits import Journal, encoded
+from .films import is_film
 from .masks import find_mask
 from .scan import Index, Picture, list_files, resolve_folder, scan
 from .scan.caption_files import TEXT_LIMIT, decode, read_bytes
@@ -86,7 +87,8 @@ def masks_of(dataset: DatasetConfig, pictures: Iterable[Picture], access: Access
         masks = {file.name.lower(): file.path for file in files}
         for picture in own:
             mask = find_mask(picture.name, masks, usual)
-            path = mask or picture.path.with_name(picture.path.stem + MASK_SUFFIX)
+            there = None if mask is None or is_film(mask) else mask  # a picture comes before a clip of masks
+            path = there or picture.path.with_name(picture.path.stem + MASK_SUFFIX)
             found.append(WrittenFile(picture, path, there=mask is not None))
     return _each_once(found)
 

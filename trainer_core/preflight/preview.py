@@ -11,7 +11,7 @@ from ..common.wording import count
 from ..data.crops import Crop
 from ..data.films import load_shown
 from ..data.images import cut, load_picture
-from ..data.masks import cut_mask, load_mask
+from ..data.masks import cut_mask, load_mask, load_shown_masks
 from ..data.plan import Plan, Sample
 
 _GROUND, _PANEL, _LINE = (24, 25, 28), (36, 38, 42), (62, 65, 71)
@@ -67,8 +67,11 @@ def _cell(plan: Plan, index: int, epoch: int, tile: int, alike: float | None) ->
     frames = load_shown(picture.path, sample.crop.frames, _FRAMES, concept.background)
     whole, parts = frames[0], [cut(frame, sample.crop) for frame in frames]
     if concept.masks is not None and picture.mask is not None and sample.use_mask:
-        mask = cut_mask(load_mask(picture.mask, whole.size, concept.masks), sample.crop)
-        parts = [_tint(part, mask) for part in parts]
+        if picture.mask_moves:
+            masks = load_shown_masks(picture.mask, sample.crop.frames, _FRAMES, concept.masks)
+        else:
+            masks = [load_mask(picture.mask, whole.size, concept.masks)] * len(parts)
+        parts = [_tint(part, cut_mask(mask, sample.crop)) for part, mask in zip(parts, masks, strict=True)]
     trained = _strip(parts)
     trained.thumbnail((tile, tile), Image.Resampling.LANCZOS)
     cell.paste(trained, (_PAD + (tile - trained.width) // 2, _PAD + (tile - trained.height) // 2))

@@ -20,14 +20,14 @@ from ..config import SamplePicture, setting
 from ..data.cache import Cache, blank_key, latent_key, mask_key, painted_key, reference_key
 from ..data.controls import Control, Reference, References
 from ..data.crops import Crop
-from ..data.masks import cut_mask, latent_mask, painting_masks
+from ..data.masks import cut_mask, painting_masks
 from ..data.plan import Plan, View
 from ..data.scan import Picture
 from ..memory import with_room
 from ..models import BaseModel, ControlPictures, Inpainting
 from .encode_text import encode_seen, encode_texts
 from .encoded import Encoded, EncodingContext, EncodingNeeds, Seen, room
-from .pixels import decoded, frames, mask_of, prepared_pixels
+from .pixels import decoded, frames, mask_in_latents, mask_of, prepared_pixels
 
 Coloured = tuple[Picture | Control, str]  # a file, and the colour behind it where it is transparent
 
@@ -108,6 +108,7 @@ def encode(work: EncodingContext, needs: EncodingNeeds) -> Encoded:
             source=masks.source,
             invert=masks.invert,
             threshold=masks.threshold,
+            moves=pictures[view.picture].mask_moves,
         )
         for view in views
         if plan.has_mask(view.picture) and (masks := concepts[view.picture].masks) is not None
@@ -119,8 +120,7 @@ def encode(work: EncodingContext, needs: EncodingNeeds) -> Encoded:
     unmasked = {key: view for view, key in mask_keys.items() if not cache.has(key)}
     for key, view in world.mine(list(unmasked.items())):
         work.callbacks.check()
-        mask = latent_mask(cut_mask(mask_of(plan, view.picture), view.crop), base.latents.pixels)
-        cache.put(key, {"mask": mask})
+        cache.put(key, {"mask": mask_in_latents(plan, view, base.latents)})
     painted_keys = _encode_painted(work, base.inpainting, needs) if base.inpainting else {}
     reference_keys = _encode_references(work, base.controls, needs.references) if base.controls else {}
     text_keys = {} if needs.texts is None else encode_texts(work, needs.texts)

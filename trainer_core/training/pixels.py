@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import numpy as np
 import torch
@@ -18,14 +18,16 @@ from torch import Tensor
 from ..common.files import file_digest, open_file, read_file
 from ..data.controls import Control
 from ..data.crops import Crop
-from ..data.films import FilmError, read_frames
+from ..data.films import FilmError, is_film, read_frames
 from ..data.images import DECODER_ERRORS, cut, decoder_error, load_picture, strict_decoding
-from ..data.masks import read_mask
-from ..data.plan import Plan
+from ..data.masks import cut_mask, latent_mask, latent_masks, read_mask, read_mask_frames
+from ..data.plan import Plan, View
 from ..data.scan import Picture
+from ..models import LatentFormat
 
 AHEAD = 4  # pictures that are decoded and cut in advance, while the autoencoder works
 File = TypeVar("File")
+Frame = TypeVar("Frame")
 
 
 def prepared_pixels(
@@ -70,16 +72,29 @@ def prepared_pixels(
 
 def frames(clip: Picture | Control, background: str, numbers: Sequence[int]) -> Iterator[Image.Image]:
     """Read frames of a clip as RGB, in their order, one that comes twice twice; ValueError if it changed."""
+    yield from _frames_of(
+        clip.path, clip.digest, clip.name, numbers, lambda film, wanted: read_frames(film, wanted, background)
+    )
+
+
+def _frames_of(
+    path: Path,
+    digest: str,
+    name: str,
+    numbers: Sequence[int],
+    read: Callable[[IO[bytes], Collection[int]], Iterator[tuple[int, Frame]]],
+) -> Iterator[Frame]:
+    """Read frames of a file with the bytes of this digest, one that comes twice twice."""
     times = Counter(numbers)
     try:
-        _same(file_digest(clip.path), clip.digest, clip.name)
-        with open_file(clip.path) as file:  # not read as a whole, which would take its size in memory
-            for number, frame in read_frames(file, times.keys(), background):
+        _same(file_digest(path), digest, name)
+        with open_file(path) as file:  # not read as a whole, which would take its size in memory
+            for number, frame in read(file, times.keys()):
                 yield from [frame] * times[number]
     except OSError as error:
-        raise _vanished(clip.path, clip.name, error) from error
+        raise _vanished(path, name, error) from error
     except FilmError as error:  # the scan could decode it
-        raise ValueError(f"{clip.name} cannot be decoded any more ({error}); start again.") from error
+        raise ValueError(f"{name} cannot be decoded any more ({error}); start again.") from error
 
 
 def decoded(picture: Picture | Control, background: str) -> Image.Image:
@@ -91,14 +106,38 @@ def decoded(picture: Picture | Control, background: str) -> Image.Image:
         raise ValueError(f"{picture.name} cannot be decoded any more ({decoder_error(error)}); start again.") from error
 
 
+def mask_in_latents(plan: Plan, view: View, form: LatentFormat) -> Tensor:
+    """Read the mask of a view at the size of its latents: (1, h, w), (1, t, h, w) of a clip; ValueError if changed."""
+    if not plan.manifest.pictures[view.picture].mask_moves:
+        return latent_mask(cut_mask(mask_of(plan, view.picture), view.crop), form.pixels)
+    cuts = (cut_mask(mask, view.crop) for mask in _mask_frames(plan, view.picture, view.crop.frames))
+    return latent_masks((latent_mask(mask, form.pixels) for mask in cuts), form.frames)
+
+
 def mask_of(plan: Plan, i: int) -> Image.Image:
-    """Read a picture's mask; ValueError if it changed since the scan."""
+    """Read a picture's mask, the first of a clip of masks; ValueError if it changed since the scan."""
     picture, config = plan.manifest.pictures[i], plan.concepts[i].masks
     assert picture.mask is not None
     assert config is not None
+    if is_film(picture.mask):
+        return next(_mask_frames(plan, i, (0,)))
     mask = read_mask(_bytes(picture.mask, picture.mask_digest, picture.mask.name), config)
     assert mask is not None, "the scan has found it"
     return mask
+
+
+def _mask_frames(plan: Plan, i: int, numbers: Sequence[int]) -> Iterator[Image.Image]:
+    """Read the masks of a clip's frames, in their order, one that comes twice twice; ValueError if they changed."""
+    picture, config = plan.manifest.pictures[i], plan.concepts[i].masks
+    assert picture.mask is not None
+    assert config is not None
+
+    def read(film: IO[bytes], wanted: Collection[int]) -> Iterator[tuple[int, Image.Image | None]]:
+        return read_mask_frames(film, wanted, config)
+
+    for mask in _frames_of(picture.mask, picture.mask_digest, picture.mask.name, numbers, read):
+        assert mask is not None, "the scan has found it"
+        yield mask
 
 
 def _bytes(path: Path, digest: str, name: str) -> bytes:

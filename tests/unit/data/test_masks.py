@@ -22,6 +22,7 @@ from lora_atelier.trainer_core.data.masks import (
     find_mask,
     is_mask_name,
     latent_mask,
+    latent_masks,
     load_mask,
     loss_mask,
     read_mask,
@@ -245,3 +246,12 @@ def test_a_bare_extension_in_a_mask_folder_leaves_the_other_suffixes_telling() -
     assert not is_mask_name("a.png", config)
     masks = {"sub/a_mask.png": Path("beside"), "a.png": Path("flat")}
     assert find_mask("sub/a.jpg", masks, config) == Path("flat")  # the order of suffixes comes first
+
+
+@pytest.mark.parametrize("frames, step, groups", [(1, 4, [(0,)]), (9, 4, [(0,), (1, 2, 3, 4), (5, 6, 7, 8)])])
+def test_a_latent_frame_has_the_mean_of_the_masks_of_its_frames(frames, step, groups):
+    masks = torch.rand(frames, 1, 2, 3, generator=torch.Generator().manual_seed(frames))
+    found = latent_masks(iter(masks), step)
+    assert found.shape == (1, len(groups), 2, 3)
+    for at, group in enumerate(groups):
+        torch.testing.assert_close(found[:, at], sum(masks[number] for number in group) / len(group))

@@ -66,6 +66,27 @@ def test_a_clip_is_shown_by_frames_of_what_is_trained(tmp_path: Path) -> None:
     assert abs(np.asarray(page, dtype=int) - grey(0)).max() < 4
 
 
+def test_the_mask_of_each_shown_frame_is_laid_over_it(tmp_path: Path) -> None:
+    def right_half(number: int) -> np.ndarray:
+        levels = np.full((48, 64, 3), 255, np.uint8)
+        levels[:, 32:] = 0 if number == 4 else 255
+        return levels
+
+    (tmp_path / "a.mp4").write_bytes(film(9))
+    (tmp_path / "a-masklabel.mkv").write_bytes(film(9, format="matroska", codec="ffv1", pixels="bgr0", draw=right_half))
+    (tmp_path / "a.txt").write_text("a film")
+    masks = MaskConfig(unmasked_probability=0.0)
+    concept = ConceptConfig(
+        folder=str(tmp_path), min_side=16, clips=ClipConfig(frames=(9,), rate=0, step=4), masks=masks
+    )
+    dataset = DatasetConfig(concepts=(concept,))
+    plan = build_plan(scan(dataset), dataset, TrainConfig(resolution=64, bucket_step=16, steps=2))
+    sheet = np.asarray(render_preview(plan, tile=192), dtype=int)
+    across = np.flatnonzero((sheet[..., 0] - sheet[..., 1] > 40).sum(0) > 10)  # where red lies in more than a line
+    across = across[across > 80]  # beside the outline of the cut in the thumbnail
+    assert len(across) in range(28, 36) and across[-1] - across[0] == len(across) - 1, across
+
+
 def test_masks_are_laid_over(tmp_path: Path) -> None:
     plan, dataset = prepare(tmp_path, [(128, 128)], masked=True)
     bare = dataset.replace(concepts=(dataset.concepts[0].replace(masks=None),))

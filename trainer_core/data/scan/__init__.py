@@ -95,6 +95,7 @@ class Picture:
     own: OwnSettings = field(default_factory=OwnSettings)  # of the folder's own file
     mask: Path | None = None  # the picture's own path if its alpha channel is the mask
     mask_digest: str = ""  # "" without a mask
+    mask_moves: bool = False  # it is a clip, with a mask for each frame of the file
     controls: tuple[Control, ...] = ()  # one of each folder of control pictures, for an edit model
     other_end: Control | None = None  # the other picture of its pair
     look: Look = field(default_factory=Look)  # of a clip: of its first frame
@@ -304,8 +305,9 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
             text=report.texts.get(file.name),
             repeats=own.get(file.name, USUAL).repeats * (folder_repeats(file.name) if concept.folder_repeats else 1),
             own=own.get(file.name, USUAL),
-            mask=masks[file.name][0],
-            mask_digest=masks[file.name][1],
+            mask=masks[file.name].path,
+            mask_digest=masks[file.name].digest,
+            mask_moves=masks[file.name].moves,
             controls=() if concept.paired else controls[file.name],
             other_end=controls[file.name][0] if concept.paired else None,
             look=Look(**fact["look"]),

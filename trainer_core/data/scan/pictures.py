@@ -53,17 +53,14 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
             report.outcomes[file.name] = ("not used", "a control picture by its table")
         elif what := next((what for place, what in apart.items() if file.path.is_relative_to(place)), ""):
             report.outcomes[file.name] = ("not used", f"in the folder of {what}")
-        elif file.extension in readable:
+        elif file.extension in readable or file.extension in FILM_EXTENSIONS:
             if not is_mask_name(file.path.name, masks):
                 if wanted(file):
-                    found.append(file)
+                    (found if file.extension in readable else films).append(file)
                 continue
             report.outcomes[file.name] = ("not used", "a mask by its name")
             if masks is None:
                 unused.append(file)
-        elif file.extension in FILM_EXTENSIONS:
-            if wanted(file):
-                films.append(file)
         elif file.extension in PACKAGES and not is_mask_name(file.path.name, masks):
             lacking[file.name] = PACKAGES[file.extension]
         elif file.extension in UNREADABLE_EXTENSIONS:
@@ -172,7 +169,9 @@ def _examined(found: list[File], report: Report, index: Index, callbacks: Callba
         zip(pictures, index.examine(pictures, reading("picture"), facts_of, decoder_error, callbacks), strict=True)
     )
     films = [file for file in found if file not in results or _moves(results[file][1], report)]
-    results |= zip(films, index.examine(films, _film_reading(), film_facts_of, decoder_error, callbacks), strict=True)
+    results |= zip(
+        films, index.examine(films, film_reading("clip"), film_facts_of, decoder_error, callbacks), strict=True
+    )
     yield from map(results.__getitem__, found)
 
 
@@ -181,13 +180,13 @@ def _moves(fact: FileFacts, report: Report) -> bool:
     return report.concept.takes_clips and fact.get("frames", 1) > 1 and fact["format"] in ANIMATED
 
 
-def _film_reading() -> str:
-    """Name the facts of clips for the index, with the version of what decodes them."""
+def film_reading(kind: str) -> str:
+    """Name a kind of facts of clips for the index, with the version of what decodes them."""
     if not has_decoder():
-        return reading("clip")
+        return reading(kind)
     import av
 
-    return f"{reading('clip')}/{av.__version__}"
+    return f"{reading(kind)}/{av.__version__}"
 
 
 def film_facts_of(data: bytes) -> FileFacts:

@@ -2,8 +2,9 @@
 
 import sys
 
+import numpy as np
 import pytest
-from films import animated, film, turned
+from films import SIZE, animated, film, turned
 from PIL import Image
 from scan_folder import draw
 
@@ -14,8 +15,10 @@ from lora_atelier.trainer_core.config import (
     ControlConfig,
     DatasetConfig,
     Defaults,
+    MaskConfig,
     fill_dataset,
 )
+from lora_atelier.trainer_core.data.masks import read_mask, read_mask_frames
 from lora_atelier.trainer_core.data.scan import Index, fingerprint, glance, manifest_digest, pictures, scan
 
 OF_CLIPS = Defaults(clip_step=4, clip_rate=24.0)
@@ -127,6 +130,77 @@ def test_an_odd_clip_is_read_as_it_is_or_left_in_one_sentence(odd, tmp_path):
     assert outcomes(manifest)["odd.mp4"][0] == ("clip" if shape else "left out")
     told = [note for note in manifest.notes if "odd.mp4" in note and "cannot be read" in note]
     assert len(told) == (not shape) and all(why in note for note in told), manifest.notes
+
+
+def masked(number):
+    """Draw a mask whose left half is white in odd frames."""
+    levels = np.zeros((48, 64, 3), np.uint8)
+    levels[:, :32] = 255 * (number % 2)
+    return levels
+
+
+def mask_film(frames, size=SIZE, draw=masked):
+    return film(frames, format="matroska", codec="ffv1", pixels="bgr0", size=size, draw=draw)
+
+
+def test_the_mask_of_a_clip_is_a_picture_or_a_clip_of_as_many_frames(folder):
+    (folder / "b-masklabel.mkv").write_bytes(mask_film(10))
+    (folder / "c-masklabel.gif").write_bytes(animated(30))
+    Image.new("L", SIZE, 200).save(folder / "d-masklabel.png")
+    (folder / "e-masklabel.webm").write_bytes(film(1, format="webm", codec="libvpx-vp9"))
+    manifest = scan(dataset(folder, masks=MaskConfig(missing="ones")))
+    assert {each.name: (each.mask and each.mask.name, each.mask_moves) for each in manifest.pictures} == {
+        "a.png": (None, False),
+        "b.mp4": ("b-masklabel.mkv", True),
+        "c.webm": ("c-masklabel.gif", True),
+        "d.gif": ("d-masklabel.png", False),
+        "e.mkv": ("e-masklabel.webm", False),
+    }
+    assert outcomes(manifest)["b-masklabel.mkv"] == ("mask", "of b.mp4")
+    bare = scan(dataset(folder))
+    assert len(bare.pictures) == 5 and any("4 masks are not used" in note for note in bare.notes)
+    assert read_mask(folder / "b-masklabel.mkv", MaskConfig(invert=True)).getextrema() == (255, 255)
+
+
+def test_a_clip_of_masks_that_does_not_fit_is_a_problem_in_one_sentence(folder):
+    Image.new("L", SIZE, 200).save(folder / "a-masklabel.png")
+    wrong = {"b": mask_film(9), "c": mask_film(30, (32, 24), lambda n: masked(n)[::2, ::2]), "d": b"no film"}
+    for stem, content in wrong.items():
+        (folder / f"{stem}-masklabel.mkv").write_bytes(content)
+    (folder / "e-masklabel.mkv").write_bytes(mask_film(1, draw=lambda _: np.zeros((48, 64, 3), np.uint8)))
+    manifest = scan(dataset(folder, masks=MaskConfig(), on_problem="leave_out"))
+    assert [each.name for each in manifest.pictures] == ["a.png", "e.mkv"]
+    told = " ".join(manifest.notes)
+    assert "1 mask differs in frames from what it covers" in told and "b.mp4 (10, mask 9)" in told
+    assert "c.webm (64x48, mask 32x24)" in told and "d-masklabel.mkv (not a video" in told
+    assert "1 mask is completely black: e.mkv" in told
+    (folder / "a-masklabel.png").unlink()
+    (folder / "a-masklabel.mkv").write_bytes(mask_film(3))
+    with pytest.raises(ValueError, match=r"2 masks differ in frames .* a.png \(1, mask 3\), b.mp4 \(10, mask 9\)"):
+        scan(dataset(folder, masks=MaskConfig()))
+
+
+def test_the_alpha_of_a_clip_is_its_mask_frame_for_frame(folder):
+    for path in folder.iterdir():
+        path.unlink()
+    Image.new("RGBA", SIZE, (1, 2, 3, 90)).save(folder / "a.png")
+    (folder / "b.webm").write_bytes(film(5, format="webm", codec="libvpx-vp9", pixels="yuva420p", draw=veiled))
+    (folder / "c.mp4").write_bytes(film(5))
+    given = {"masks": MaskConfig(source="alpha", missing="ones"), "captions": CaptionConfig(missing="empty")}
+    found = {each.name: each for each in scan(dataset(folder, **given)).pictures}
+    assert {name: (bool(each.mask), each.mask_moves) for name, each in found.items()} == {
+        "a.png": (True, False),
+        "b.webm": (True, True),
+        "c.mp4": (False, False),
+    }
+    with (folder / "b.webm").open("rb") as file:
+        masks = dict(read_mask_frames(file, (1, 3), MaskConfig(source="alpha")))
+    assert [mask.getpixel((3, 3)) for mask in masks.values()] == [pytest.approx(50, abs=3), pytest.approx(150, abs=3)]
+
+
+def veiled(number):
+    """Draw a grey frame that is less transparent than the one before."""
+    return np.full((48, 64, 4), (90, 90, 90, 50 * number), np.uint8)
 
 
 def test_without_pyav_clips_are_refused_in_one_sentence(folder, monkeypatch):
