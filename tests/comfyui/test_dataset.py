@@ -14,6 +14,16 @@ from train_graph import changed, concept, draw_pictures, masks, node, train_grap
 
 from comfy_client import ComfyClient, ComfyServer, Result
 from lora_atelier.dev import TINY_BASE
+from lora_atelier.trainer_core.config import (
+    ClipConfig,
+    ConceptConfig,
+    DatasetConfig,
+    Defaults,
+    MaskConfig,
+    fill_dataset,
+)
+from lora_atelier.trainer_core.data.films import examine_film, read_frames
+from lora_atelier.trainer_core.data.scan import scan
 
 CURVES = [(255, 176, 66), (96, 180, 255), (126, 211, 120), (240, 120, 150)]  # colours in the plot of the losses
 
@@ -97,6 +107,49 @@ def test_lists_of_pictures_of_different_sizes_make_one_concept(comfy: ComfyClien
         ("96", "64", "all the same"),
         ("96", "64", "all the same"),
     ]
+
+
+def test_videos_and_batches_are_clips_with_captions_and_masks(comfy: ComfyClient, pictures: Path) -> None:
+    graph = {
+        "red": node("EmptyImage", width=64, height=48, batch_size=5, color=0xFF0000),
+        "one": node("EmptyImage", width=64, height=64, batch_size=1, color=0x00FF00),
+        "list": node("CreateList", **{"inputs.input0": ["red", 0], "inputs.input1": ["one", 0]}),
+        "blue": node("EmptyImage", width=64, height=48, batch_size=7, color=0x0000FF),
+        "video": node("CreateVideo", images=["blue", 0], fps=24.0),
+        "moving": node("ImageToMask", image=["red", 0], channel="red"),
+        "whole": node("SolidMask", value=1.0, width=64, height=64),
+        "half": node("SolidMask", value=0.5, width=64, height=48),
+        "covers": node(
+            "CreateList", **{f"inputs.input{n}": [name, 0] for n, name in enumerate(("moving", "whole", "half"))}
+        ),
+    }
+    linked = {"images": ["list", 0], "videos": ["video", 0], "masks": ["covers", 0], "clip_settings": ["clips", 0]}
+    graph["clips"] = untouched("AtelierClips", frames="5", rate=0)
+    graph["made"] = from_images(captions="red\ngreen\nblue", as_clips=True, clip_rate=12.0, **linked)
+    result = comfy.queue({**graph, **preview(["made", 0])})
+    assert result.ok, result.error
+    rows = table(result)
+    assert [row["file"] for row in rows if row["outcome"] == "picture"] == ["2.png"]
+    settings = ClipConfig(frames=(5,), rate=0.0)
+    kept = ConceptConfig(folder=rows[-1]["concept"], masks=MaskConfig(), clips=settings)
+    manifest = scan(fill_dataset(DatasetConfig(concepts=(kept,)), Defaults(clip_step=4, clip_rate=16.0)))
+    assert [(each.name, each.lines, each.mask_moves) for each in manifest.pictures] == [
+        ("1.mkv", ("red",), True),
+        ("2.png", ("green",), False),
+        ("3.mkv", ("blue",), False),
+    ]
+    assert [each.clip and len(each.clip.frames) for each in manifest.pictures] == [5, None, 7]
+    content = manifest.pictures[2].path.read_bytes()
+    assert examine_film(content).rate == 24 and not examine_film(content).times
+    assert [frame.getextrema() for _, frame in read_frames(content, (0, 6))] == [((0, 0), (0, 0), (255, 255))] * 2
+    assert examine_film(manifest.pictures[0].path.read_bytes()).rate == 12
+    alone = comfy.queue({**graph, "made": from_images(videos=["video", 0]), **preview(["made", 0])})
+    assert alone.status == "error" and "clips are trained with a base model of clips" in alone.error
+    uneven = {"masks": ["moving", 0], "videos": ["video", 0]}
+    wrong = comfy.queue({**graph, "made": from_images(**uneven), **preview(["made", 0])})
+    assert "Mask 1 of Concept from Images has 5 frames and its clip 7; link a mask for each frame" in wrong.error
+    empty = comfy.queue({**graph, "made": from_images(), **preview(["made", 0])})
+    assert "Concept from Images has no picture; link images or videos" in empty.error
 
 
 def test_comfyuis_own_nodes_for_datasets_link_in(comfy: ComfyClient, server: ComfyServer, pictures: Path) -> None:

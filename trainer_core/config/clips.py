@@ -66,6 +66,11 @@ class ClipConfig(Config):
     begins: bool = False  # of the model: it draws a clip from its first frame
     keeps: bool = False  # of the model: it may keep a clip's first frame
 
+    @property
+    def most(self) -> int:
+        """The most frames of a sample."""
+        return self.most_frames if self.take == "full" else max(self.frames)
+
     def seen_at(self, first: float, last: float) -> int:
         """Count the frames of a clip, the first and the last, that the model sees at a visit, by draws in 0..1."""
         if not self.begins:

@@ -16,6 +16,7 @@ from .model import BaseModelConfig
 from .network import AUTO, LoraConfig, Preset
 from .optimizer import OptimizerConfig
 from .optimizer_table import OPTIMIZERS
+from .prompt_lines import MOST_FRAMES
 from .run import RunConfig, TrainConfig
 
 OPEN = -1
@@ -45,14 +46,25 @@ def fill(config: RunConfig, defaults: Defaults) -> RunConfig:
     """Fill in every setting that a run leaves open."""
     train = fill_train(config.train, defaults)
     side = max(train.resolution // defaults.step * defaults.step, 64)
+    dataset = fill_dataset(config.dataset, defaults, live=_encodes_live(config))
     return config.replace(
         base_model=_fill_base(config.base_model, defaults),
-        dataset=fill_dataset(config.dataset, defaults, live=_encodes_live(config)),
+        dataset=dataset,
         lora=fill_lora(config.lora, defaults),
         optimizer=_fill_optimizer(config.optimizer, defaults),
         train=train,
-        sample=config.sample.replace(width=config.sample.width or side, height=config.sample.height or side),
+        sample=config.sample.replace(
+            width=config.sample.width or side,
+            height=config.sample.height or side,
+            frames=config.sample.frames or _most_frames(dataset),
+        ),
     )
+
+
+def _most_frames(dataset: DatasetConfig) -> int:
+    """Find the most frames that a clip is trained with; 1 for models of pictures."""
+    clips = [each.clips for each in dataset.concepts if each.role == "train" and each.clips and each.clips.step]
+    return min(max((each.most for each in clips), default=1), MOST_FRAMES)
 
 
 def fill_train(train: TrainConfig, defaults: Defaults) -> TrainConfig:
@@ -143,6 +155,8 @@ def _filled(config: RunConfig, filled: RunConfig) -> Iterator[str]:
     changed = [after.captions.dropout for before, after in pairs if before.captions.dropout != after.captions.dropout]
     if changed:
         yield f"caption dropout {max(changed):g}"
+    if config.sample.frames != filled.sample.frames and config.sample.prompts:
+        yield f"sample frames {filled.sample.frames}"
     if config.base_model != filled.base_model and filled.base_model.connected:
         yield f"guidance {filled.base_model.connected.guidance:g}"
 

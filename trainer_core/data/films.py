@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image, ImageFile
 
 from ..common.axes import Size
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 FILM_EXTENSIONS = frozenset((".mp4", ".m4v", ".mov", ".mkv", ".webm"))
 ANIMATED = ("GIF", "WEBP")  # formats of pictures that move, as Pillow names them
 PACKAGE = "av"  # that decodes films
+LOSSLESS = "ffv1"  # the codec of films that are written
+FINEST_RATE = 1001  # a rate's divisor at most: 24000/1001 is that of cinema on television
 LARGEST_FRAME = 2**25  # pixels of a film's frame, as of 8K: a decoder keeps up to 17 of them
 MOST_PIXELS = 2**36  # of all its frames together: 8000 frames of 4K
 MOST_SECONDS = 3600.0  # of a film, as its frames are counted anew at another rate
@@ -175,6 +179,29 @@ def load_shown(path: Path, frames: Sequence[int], most: int = 1, background: str
     with open_file(path) as file:  # not read as a whole, which would take its size in memory
         found = dict(read_frames(file, wanted, background))
     return [found[number] for number in wanted]
+
+
+def film_of(frames: Iterable[np.ndarray[Any, Any]], rate: float) -> bytes:
+    """Write (H, W, 3) bytes of frames as a film without loss, at so many a second; the same frames give the same bytes.
+
+    Raises FilmError where this PyAV has no encoder for it.
+    """
+    import av
+
+    if LOSSLESS not in av.codecs_available:
+        raise FilmError(f"this PyAV has no {LOSSLESS}")
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="matroska", options={"fflags": "+bitexact"}) as film:
+        stream: Any = film.add_stream(LOSSLESS, rate=Fraction(rate).limit_denominator(FINEST_RATE))
+        stream.pix_fmt = "bgr0"
+        for number, pixels in enumerate(frames):
+            if not number:
+                stream.height, stream.width = pixels.shape[:2]
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+            frame.pts = number
+            film.mux(stream.encode(frame))
+        film.mux(stream.encode())
+    return buffer.getvalue()
 
 
 def spread_evenly(frames: Sequence[int], most: int) -> list[int]:

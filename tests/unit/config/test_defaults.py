@@ -107,3 +107,23 @@ def test_resolutions_of_buckets_and_concepts_are_remarked_on_by_their_node(text:
     concepts = c.DatasetConfig(concepts=tuple(one.replace(resolutions=(text,)) for one in dataset.concepts[:1]))
     said = resolution_remarks(train, concepts, FAMILY, "a model")
     assert [one.startswith(f"resolutions of Pictures is {text}, ") for one in said] == [True] * far
+
+
+@pytest.mark.parametrize(
+    "clips, step, expected",
+    [
+        ([c.ClipConfig(frames=(17, 49)), c.ClipConfig(frames=(33,))], 4, 49),
+        ([c.ClipConfig(take="full", most_frames=61)], 4, 61),
+        ([None], 4, 33),
+        ([c.ClipConfig(frames=(17,))], 0, 1),
+    ],
+)
+def test_open_frames_of_samples_are_those_that_clips_are_trained_with(clips, step, expected) -> None:
+    concepts = tuple(c.ConceptConfig(folder=str(number), clips=each) for number, each in enumerate(clips))
+    held = c.ConceptConfig(folder="held", role="validation", clips=c.ClipConfig(frames=(81,)))
+    sample = c.SampleConfig(frames=0, prompts=("a mossling",))
+    config = run(dataset=c.DatasetConfig(concepts=(*concepts, held)), sample=sample)
+    filled = c.fill(config, c.Defaults(clip_step=step, clip_rate=16.0))
+    assert filled.sample.frames == expected
+    assert f"sample frames {expected}" in c.describe_filled(config, filled, "Wan")
+    assert c.fill(config.replace(sample=sample.replace(frames=5)), c.Defaults(clip_step=step)).sample.frames == 5

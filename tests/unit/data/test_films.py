@@ -14,7 +14,7 @@ from PIL import Image
 
 from lora_atelier.trainer_core.common.cancel import cancellable
 from lora_atelier.trainer_core.data import films, images
-from lora_atelier.trainer_core.data.films import FilmError, examine_film, has_decoder, read_frames
+from lora_atelier.trainer_core.data.films import FilmError, examine_film, film_of, has_decoder, read_frames
 
 KINDS = {
     "mp4, H.264": {},
@@ -331,3 +331,14 @@ def test_a_film_of_few_frames_and_many_hours_is_refused():
 def test_a_film_that_leaves_frames_out_is_whole():
     found = examine_film(film(60, format="matroska", rate=30, times=range(0, 180, 3)))
     assert found.frames == 60
+
+
+def test_a_film_of_frames_holds_them_without_loss_and_is_the_same_each_time():
+    frames = np.random.default_rng(0).integers(0, 256, (5, 33, 47, 3), dtype=np.uint8)
+    frames[2] = frames[1]
+    content = film_of(frames, 24000 / 1001)
+    assert content == film_of(iter(frames), 24000 / 1001) != film_of(frames, 24)
+    found = examine_film(content)
+    assert (found.frames, found.width, found.height, found.rate, found.times) == (5, 47, 33, 23.976, ())
+    for number, frame in read_frames(content, None):
+        assert np.array_equal(np.asarray(frame), frames[number])
