@@ -155,7 +155,7 @@ class Network(nn.Module):
         """
         for layer in self._layers.values():
             if layer.dropouts:
-                layer.dropouts.micro_batch = micro_batch
+                layer.dropouts.begin(micro_batch)
 
     def reverse(self, reverse: bool) -> None:
         """Apply every layer as at strength -1, or as at 1 again; for layers that add to their frozen layer's output.

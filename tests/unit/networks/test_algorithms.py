@@ -236,7 +236,7 @@ def test_a_layer_left_out_of_a_sample_changes_nothing_there(case):
         for sample, output in zip(kept, zip(module(x), plain, changed, strict=True), strict=True):
             assert torch.equal(output[0], output[1]) if not sample else torch.allclose(output[0], output[2], atol=1e-5)
     assert seen == {True, False}
-    layer.dropouts.micro_batch = None
+    layer.dropouts.begin(None)
     assert torch.equal(module(x), changed)
 
 
@@ -248,7 +248,7 @@ def test_ranks_that_are_left_out_are_missing_in_the_second_product(case):
     mask = layer.dropouts.rank_mask(1, layer.rank, x)[0]
     assert set(mask.tolist()) <= {0.0, 2.0}
     got = module(x)
-    layer.dropouts.micro_batch = None
+    layer.dropouts.begin(None)
     getattr(layer, part).data.mul_(mask[:, None])
     assert torch.allclose(got, module(x), rtol=1e-4, atol=1e-4)
 

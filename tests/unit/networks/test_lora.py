@@ -278,12 +278,12 @@ def test_masks_are_of_the_micro_batch_and_of_each_sample(kind):
     move(made)
     state = torch.random.get_rng_state()
     whole = through(base, made, x)
-    made.dropouts.micro_batch = 5
+    made.dropouts.begin(5)
     first = through(base, made, x)
     assert torch.equal(first, through(base, made, x)) and torch.equal(torch.random.get_rng_state(), state)
     checkpointed = recompute(lambda: through(base, made, x), use_reentrant=False)
     assert torch.equal(first, checkpointed)
-    made.dropouts.micro_batch = 6
+    made.dropouts.begin(6)
     assert not torch.equal(first, through(base, made, x)) and not torch.equal(first, whole)
 
 
@@ -294,7 +294,7 @@ def dropped(kind, count=4000, **options):
     still = through(base, made, x) - base(x)
     found = []
     for index in range(count):
-        made.dropouts.micro_batch = index
+        made.dropouts.begin(index)
         found.append((through(base, made, x) - base(x)).detach())
     return torch.stack(found), still.detach()
 
@@ -394,6 +394,33 @@ def test_a_model_with_options_compiles_and_computes_the_same():
         found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
     torch._dynamo.reset()
     assert torch.allclose(*found, rtol=1e-4, atol=1e-7)
+
+
+def test_layers_with_dropout_share_one_program_for_all_micro_batches():
+    """What is drawn is that of layers that are not compiled: masks of the seed, the micro-batch and the layer."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        toy = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+        toy.config = Toy().config
+        drops = {"dropout": 0.3, "rank_dropout": 0.2, "module_dropout": 0.3}
+        network = network_on(toy.requires_grad_(False), config_of(**drops))
+        move(network)
+        with network.attached():
+            for layer in toy if compiled else ():
+                layer.forward = torch.compile(layer.forward, backend="aot_eager", fullgraph=True)
+            for index in range(4):
+                network.set_micro_batch(index)
+                network.zero_grad()
+                toy(torch.ones(4, 5, 16, requires_grad=True)).square().mean().backward()
+                found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
+    for own, other in zip(found[:4], found[4:], strict=True):
+        assert torch.allclose(own, other, rtol=1e-5, atol=1e-8)
+    assert not torch.allclose(found[0], found[1], rtol=0.1)
 
 
 def test_dora_and_other_beginnings_are_one_program_without_a_break():

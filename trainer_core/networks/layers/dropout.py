@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import re
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,8 +14,11 @@ from torch import Tensor
 from ...common.rng import generator
 from ...common.subset import current_subset
 
+_numbers = itertools.count()
+_layers: weakref.WeakValueDictionary[int, Dropouts] = weakref.WeakValueDictionary()  # by their numbers
 
-@dataclass(kw_only=True, slots=True)
+
+@dataclass(kw_only=True)
 class Dropouts:
     """The dropouts of one layer; nothing is drawn while `micro_batch` is None, no rank left out while `times` is None.
 
@@ -29,6 +36,20 @@ class Dropouts:
     least_rank: int = 0  # that acts at the noisiest timestep; 0 = all act at all
     micro_batch: int | None = None  # counted over the run
     times: Tensor | None = None  # (B,) of its samples, 0 (clean) to 1 (noise)
+    drawing: bool = field(
+        init=False
+    )  # all that compiled code may ask of the micro-batch: its number is another each time
+    number: Tensor = field(init=False, repr=False, compare=False)  # by which compiled code names the layer
+
+    def __post_init__(self) -> None:
+        """Give the layer a number."""
+        self.number = torch.tensor(next(_numbers), device="cpu")
+        _layers[int(self.number)] = self
+        self.begin(self.micro_batch)
+
+    def begin(self, micro_batch: int | None) -> None:
+        """Set the micro-batch whose masks are drawn from now on; None: none."""
+        self.micro_batch, self.drawing = micro_batch, micro_batch is not None
 
     def sample_mask(self, x: Tensor) -> Tensor | None:
         """Draw for each sample of x (B, …) whether the layer acts on it: 0 or 1, (B,); None: on all."""
@@ -66,12 +87,14 @@ class Dropouts:
         return _acting(self, x, rank)  # pyright: ignore[reportCallIssue]
 
     def _mask(self, kind: str, chance: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
-        if not chance:
+        if not chance or not self.drawing:
             return None
-        return _draw(self, kind, chance, shape, like)  # pyright: ignore[reportCallIssue]
+        if torch.compiler.is_compiling():
+            return _drawn(self.number, kind, chance, shape, like.detach())
+        return _draw(self, kind, chance, shape, like)
 
 
-@torch.compiler.disable  # as below
+@torch.compiler.disable  # else each new micro-batch would compile a new program
 def _acting(dropouts: Dropouts, like: Tensor, rank: int) -> Tensor | None:
     """Compute the mask of `Dropouts.timestep_mask`, in dtype and device of `like`; None for an input of no sample."""
     assert dropouts.times is not None
@@ -85,11 +108,9 @@ def _acting(dropouts: Dropouts, like: Tensor, rank: int) -> Tensor | None:
     return mask.to(like).repeat_interleave(len(like) // len(times), 0)
 
 
-@torch.compiler.disable  # else each new micro-batch would compile a new program
-def _draw(dropouts: Dropouts, kind: str, chance: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+def _draw(dropouts: Dropouts, kind: str, chance: float, shape: Sequence[int], like: Tensor) -> Tensor:
     """Draw a mask of 0 with probability `chance`, else 1; on the device, since masks are as large as activations."""
-    if dropouts.micro_batch is None:
-        return None
+    assert dropouts.micro_batch is not None
     if like.is_meta:  # a dry run
         return torch.empty(shape, dtype=like.dtype, device="meta")
     draws = generator(dropouts.seed, f"dropout/{kind}/{dropouts.name}", dropouts.micro_batch, device=like.device)
@@ -100,3 +121,22 @@ def _draw(dropouts: Dropouts, kind: str, chance: float, shape: tuple[int, ...], 
         drawn = torch.rand(subset.count, rows // len(subset.samples), *rest, generator=draws, device=like.device)
         drawn = drawn[list(subset.samples)].reshape(shape)
     return (drawn >= chance).to(like.dtype)
+
+
+# One operator to the compiler. The layer is the value of a tensor, so that all blocks of a kind share one program, and
+# each new micro-batch the same one. Two copies of this module in a process have an operator each.
+@torch.library.custom_op(
+    f"lora_atelier::draw_{re.sub(r'[^0-9a-zA-Z]', '_', __name__)}",
+    mutates_args=(),
+    schema="(Tensor number, str kind, float chance, SymInt[] shape, Tensor like) -> Tensor",
+)
+def _drawn(number: Tensor, kind: str, chance: float, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Draw a mask of the layer of a number."""
+    return _draw(_layers[int(number)], kind, chance, shape, like)
+
+
+@_drawn.register_fake
+def _of_its_shape(number: Tensor, kind: str, chance: float, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Give a mask's shape, dtype and device."""
+    del number, kind, chance
+    return like.new_empty(shape)
