@@ -749,6 +749,13 @@ def test_clips_of_other_programs_are_read(tmp_path):
     found = read_foreign(saved(tmp_path, "pipe.toml", "video_clip_mode = 'single_middle'\n" + PIPE))
     assert clips_of(found) == [ClipConfig(frames=(33, 65)), None]
     assert "video_clip_mode = 'single_middle'" in found.left
+    kept = PIPE.replace("[adapter]", "first_frame_conditioning_p = 0.5\n[adapter]")
+    found = read_foreign(saved(tmp_path, "ltx.toml", kept.replace('"wan"', '"ltx-video"')))
+    assert clips_of(found) == [ClipConfig(frames=(33, 65), first_frame=0.5), None]
+    assert found.left == ["model.odd = 1"]
+    found = read_foreign(saved(tmp_path, "wan.toml", kept))  # where it has no effect there, either
+    assert clips_of(found) == [ClipConfig(frames=(33, 65)), None]
+    assert "model.first_frame_conditioning_p = 0.5" in found.left
 
     video = [{"id": "v", "dataset_type": "video", "instance_data_dir": "/d", "video": {"num_frames": 49}}]
     saved(tmp_path, "backends.json", json.dumps(video))

@@ -89,7 +89,8 @@ def read_diffusion_pipe(values: Mapping[str, Any], folder: Path) -> Imported:
         found.put("saves.save_unit", "epochs")
     if on(given.take("activation_checkpointing")):
         found.put("memory.checkpointing", "full")
-    _dataset(found, given, folder)
+    kept = number(found, model, "first_frame_conditioning_p") if found.family.startswith("ltx") else 0
+    _dataset(found, given, folder, min(1.0, max(0.0, kept or 0.0)))
     for name, part in (("", given), ("model.", model), ("adapter.", adapter)):
         for key, value in part.unread():
             if key not in WITHOUT_EFFECT:
@@ -165,8 +166,12 @@ def _optimizer(found: Imported, given: Given, model: Given) -> None:
             found.put(f"optimizer.options.{key}", value)
 
 
-def _dataset(found: Imported, given: Given, folder: Path) -> None:
-    """Read the directories; one is left open where their file does not lie beside."""
+def _dataset(found: Imported, given: Given, folder: Path, first_frame: float) -> None:
+    """Read the directories; one is left open where their file does not lie beside.
+
+    first_frame: the share of the visits at which clips keep it, which the file of the model tells. Source: its
+    models/ltx_video.py, prepare_inputs; its other models read no such number.
+    """
     name = str(given.take("dataset") or "")
     text = beside(folder, name) if name else None
     values = read_toml(text) if text else {}
@@ -174,7 +179,7 @@ def _dataset(found: Imported, given: Given, folder: Path) -> None:
         found.open.append(
             say("The pictures are listed in {0}, which does not lie beside the file; put it there.", name)
         )
-    _concepts(found, values, folder)
+    _concepts(found, values, folder, first_frame)
     if not values.get("directory"):
         found.concept(folder="")
 
@@ -187,7 +192,7 @@ def _shapes(found: Imported, values: Mapping[str, Any], directory: Mapping[str, 
             found.leave(name, value)
 
 
-def _concepts(found: Imported, values: Mapping[str, Any], folder: Path) -> None:
+def _concepts(found: Imported, values: Mapping[str, Any], folder: Path, first_frame: float = 0.0) -> None:
     for each in tables(values.get("directory")):
         path, sizes = str(each.get("path") or ""), each.get("resolutions") or values.get("resolutions") or []
         concept: dict[str, Any] = {"folder": placed(folder, path), "recursive": False}
@@ -207,4 +212,5 @@ def _concepts(found: Imported, values: Mapping[str, Any], folder: Path) -> None:
             concept["masks"] = {"folder": str(each["mask_path"]), "missing": "ones", "unmasked_weight": 0.0}
         if frames := frames_of(each.get("frame_buckets", values.get("frame_buckets"))):
             concept["clips"] = {"frames": frames}  # each clip is trained with the most that it has, there too
+            concept["clips"] |= {"first_frame": first_frame} if first_frame else {}
         found.concept(**concept)
