@@ -146,11 +146,10 @@ class SampleConfig(Config):
         "Frames of the samples whose line has no --f, for models of video. More than 1 draws a clip, kept as animated "
         "WebP, with as many frames as the model takes at most: 4n+1 for Wan. 1 (default) = a picture. 0 = as many as "
         "Clips trains.",
-        span=(1, MOST_FRAMES),
+        span=(0, MOST_FRAMES),
         unit="frames",
         advanced=True,
         optional=True,
-        open=0,
         label="sample_frames",
     )
 
