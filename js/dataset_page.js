@@ -262,7 +262,7 @@ class View {
     return picture.tags;
   }
 
-  /** @param {Shown} picture @param {"small" | "large"} as */
+  /** @param {Shown} picture @param {"small" | "large" | "still"} as */
   #address({ concept, name, digest }, as) {
     return thumbnail({ folder: this.#concepts[concept].folder, picture: name, v: digest, as });
   }
@@ -346,9 +346,10 @@ class View {
       this.#open?.field.focus();
     });
     const height = Math.min(190, Math.round(336 * size[1] / size[0]));
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches; // else a clip plays
     this.#one.replaceChildren(
       make("div", "font:600 13px sans-serif;overflow-wrap:anywhere", `${name} · ${size[0]} × ${size[1]}`),
-      this.#drawn(picture, height, this.#address(picture, "large")), ...this.#watched(picture), field,
+      this.#drawn(picture, height, this.#address(picture, still ? "still" : "large")), ...this.#watched(picture), field,
       composed);
     this.#open = { picture, field };
     this.#compose(picture, picture.text, composed);

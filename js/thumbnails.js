@@ -2,7 +2,7 @@ import { api } from "../../scripts/api.js";
 
 // Small pictures that the server draws: few at once, and none that went out of sight before its turn.
 
-/** @typedef {{ folder: string, picture: string, v: string, as: "small" | "large" }} Wanted v: begins the content's sha256 */
+/** @typedef {{ folder: string, picture: string, v: string, as: "small" | "large" | "still" }} Wanted v: begins the content's sha256 */
 
 const AT_ONCE = 6;
 let running = 0;

@@ -26,7 +26,9 @@ from .comfyui.server import Refused
 LARGEST_CHANGE = 2**22  # bytes of a question that changes many pictures
 LARGEST_MASK = 2**25  # bytes of one that holds a mask
 MOST_NAMES = 20_000  # files of a folder whose pictures are listed; pictures that are changed at once
-SIDES = {"small": 320, "large": 1280, "masked": 1024}  # pixels: the longest side of a picture, as it is shown
+# Pixels: the longest side of a picture, as it is shown. Of a clip the first frame, but where it plays.
+SIDES = {"small": 320, "large": 1280, "masked": 1024, "still": 1280}
+PLAYED = 640  # pixels of a clip that plays
 USUAL = "1024"  # the resolution for which the crop's frame is shown, where none is known
 SOON = 5.0  # seconds to wait for another change
 _changing = threading.Lock()  # one change at a time, so that a file that was read is the one that is replaced
@@ -234,8 +236,11 @@ def _digest(place: Path) -> str:
 
 
 def answer_view(request: web.Request) -> web.Response:
-    """Answer with a picture of a folder, upright; as `masked`, what its mask leaves out is red."""
-    from ..trainer_core.data.films import FilmError
+    """Answer with a picture of a folder, upright; as `masked`, what its mask leaves out is red.
+
+    A film plays as `large`: its beginning is an animated WebP.
+    """
+    from ..trainer_core.data.films import FilmError, draw_playing, is_film
     from ..trainer_core.data.images import DECODER_ERRORS, decoder_error
     from ..trainer_core.data.painted import draw_for_page
 
@@ -246,12 +251,16 @@ def answer_view(request: web.Request) -> web.Response:
         raise Refused(f"as must be {', '.join(SIDES)}.", 400)
     try:
         with _drawing:
-            drawn = draw_for_page(path, SIDES[kind], folders.access() if kind == "masked" else None)
-            drawn.save(data, format="JPEG", quality=85)
+            if plays := kind == "large" and is_film(path):
+                data.write(draw_playing(path, PLAYED))
+            else:
+                drawn = draw_for_page(path, SIDES[kind], folders.access() if kind == "masked" else None)
+                drawn.save(data, format="JPEG", quality=85)
     except FilmError as problem:
         raise Refused(say("{0} cannot be shown: {1}.", path.name, str(problem)), 415) from problem
     except DECODER_ERRORS as problem:
         raise Refused(say("{0} cannot be shown: {1}.", path.name, decoder_error(problem)), 415) from problem
     # An address that carries the picture's digest is another one for another content.
     cache = "private, max-age=604800" if request.query.get("v") else "no-cache"
-    return web.Response(body=data.getvalue(), content_type="image/jpeg", headers={"Cache-Control": cache})
+    form = "image/webp" if plays else "image/jpeg"
+    return web.Response(body=data.getvalue(), content_type=form, headers={"Cache-Control": cache})

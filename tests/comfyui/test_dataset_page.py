@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from films import film
 from PIL import Image
 from train_graph import changed, concept, node, train_graph
 
@@ -147,6 +148,17 @@ def test_a_preview_opens_all_its_folders_and_odd_places_say_why(
     folder = str(server.base / "input" / pictures.name)
     drawn = comfy.request("/atelier/pictures/view?" + urlencode({"folder": folder, "picture": "0.png", "as": "small"}))
     assert Image.open(io.BytesIO(drawn)).size == (80, 64)
+    (pictures / "moving.mp4").write_bytes(film(5))
+    for kind, form, frames in (("large", "WEBP", 5), ("still", "JPEG", 1)):
+        shown = comfy.request(
+            "/atelier/pictures/view?" + urlencode({"folder": folder, "picture": "moving.mp4", "as": kind})
+        )
+        image = Image.open(io.BytesIO(shown))
+        assert (image.format, getattr(image, "n_frames", 1), image.size) == (form, frames, (64, 48))
+    (pictures / "moving.mp4").write_bytes(b"no film")
+    asked = urlencode({"folder": folder, "picture": "moving.mp4", "as": "large"})
+    status, answer = send(comfy, f"/atelier/pictures/view?{asked}")
+    assert status == 415 and "moving.mp4 cannot be shown" in answer["error"]
     for odd in ({"folder": "/etc", "picture": "x.png"}, {"folder": folder, "picture": "../../x.png"}, {"as": "x"}):
         asked = urlencode({"folder": folder, "picture": "0.png"} | odd)
         status, answer = send(comfy, f"/atelier/pictures/view?{asked}")

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 FILM_EXTENSIONS = frozenset((".mp4", ".m4v", ".mov", ".mkv", ".webm"))
 ANIMATED = ("GIF", "WEBP")  # formats of pictures that move, as Pillow names them
 PACKAGE = "av"  # that decodes films
+PLAYED, SHORTEST = 49, 20  # frames of a film that a page plays, and milliseconds of one at least, as browsers have it
 LOSSLESS = "ffv1"  # the codec of films that are written
 FINEST_RATE = 1001  # a rate's divisor at most: 24000/1001 is that of cinema on television
 LARGEST_FRAME = 2**25  # pixels of a film's frame, as of 8K: a decoder keeps up to 17 of them
@@ -179,6 +181,28 @@ def load_shown(path: Path, frames: Sequence[int], most: int = 1, background: str
     with open_file(path) as file:  # not read as a whole, which would take its size in memory
         found = dict(read_frames(file, wanted, background))
     return [found[number] for number in wanted]
+
+
+def draw_playing(path: Path, side: int) -> bytes:
+    """Draw a film's first PLAYED frames as animated WebP at its own speed, at `side` pixels at most.
+
+    Raises OSError and FilmError.
+    """
+    shown: list[Image.Image] = []
+    times: list[float] = []
+    with open_file(path) as file, _opened(file) as film:
+        for frame in islice(film.frames(), PLAYED):
+            image = frame.picture("white")
+            image.thumbnail((side, side))
+            shown.append(image)
+            times.append(frame.time)
+    if not shown:
+        raise FilmError("no frame in it can be decoded")
+    lengths = [max(SHORTEST, round(1000 * (end - start))) for start, end in pairwise(times)]
+    lengths.append(lengths[-1] if lengths else SHORTEST)  # the last one is seen as long as the one before
+    data = io.BytesIO()
+    shown[0].save(data, "WEBP", save_all=True, append_images=shown[1:], duration=lengths, loop=0, quality=80, method=0)
+    return data.getvalue()
 
 
 def film_of(frames: Iterable[np.ndarray[Any, Any]], rate: float) -> bytes:

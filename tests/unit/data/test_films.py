@@ -342,3 +342,16 @@ def test_a_film_of_frames_holds_them_without_loss_and_is_the_same_each_time():
     assert (found.frames, found.width, found.height, found.rate, found.times) == (5, 47, 33, 23.976, ())
     for number, frame in read_frames(content, None):
         assert np.array_equal(np.asarray(frame), frames[number])
+
+
+def test_a_page_plays_the_beginning_of_a_film_at_its_speed(tmp_path):
+    (tmp_path / "a.mp4").write_bytes(film(60, rate=10, size=(96, 48)))
+    with Image.open(io.BytesIO(films.draw_playing(tmp_path / "a.mp4", 48))) as played:
+        assert (played.format, played.size, played.n_frames) == ("WEBP", (48, 24), films.PLAYED)
+        for number in (0, 7, films.PLAYED - 1):
+            played.seek(number)
+            played.load()
+            assert played.info["duration"] == 100 and number_of(played) == number % 26
+    (tmp_path / "b.mp4").write_bytes(b"no film")
+    with pytest.raises(FilmError, match="not a video"):
+        films.draw_playing(tmp_path / "b.mp4", 48)
