@@ -24,7 +24,7 @@ from zoo.trial import Trial, apart
 from zoo.zoo import BASES, ZOO, build
 
 from lora_atelier.nodes.comfyui.connected import gradients
-from lora_atelier.nodes.comfyui.connected.architecture import architecture_of, describe
+from lora_atelier.nodes.comfyui.connected.architecture import architecture_of, describe, remarks
 from lora_atelier.nodes.comfyui.connected.beside import Beside, beside_of, empty_inputs
 from lora_atelier.nodes.comfyui.connected.check import check_connected
 from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
@@ -73,6 +73,8 @@ def test_bases_have_their_own_names_and_say_what_they_read():
     assert "makes each picture from a control picture" in said["flux_canny"]
     assert "may also start from a control picture" in said["hunyuan_video15"]
     assert [name for name, of_it in said.items() if "draws each clip from its first frame" in of_it] == ["wan21_i2v"]
+    warned = {name: "by CLIP vision" in " ".join(remarks(build(name)[1])) for name in ("wan21_i2v", "wan21_t2v")}
+    assert warned == {"wan21_i2v": True, "wan21_t2v": False}
 
 
 @pytest.fixture(scope="module")

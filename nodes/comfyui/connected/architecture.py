@@ -61,6 +61,7 @@ OPEN = ConnectedConfig()
 MOST_FEW = 50  # steps that a name may tell; a larger number is one of training
 BEGUN = ("WAN21", "HunyuanVideo15", "HunyuanVideoI2V", "HunyuanVideoSkyreelsI2V")  # classes of image to video
 IMAGE_TO_VIDEO = re.compile(r"i2v", re.I)  # in the name of a file
+BY_VISION = ("img_emb", "vision_in")  # parts of networks that read what CLIP vision says of a picture
 NO_ROW = Architecture(kind="", title="", classes=(), levels=LevelDefaults(), untried=True)  # of one not listed
 
 
@@ -212,6 +213,11 @@ def remarks(patcher: Any, clip: Any = None, noise_range: str = "all") -> list[st
         )
     if other := _other_clip(patcher.model, clip):
         sentences.append(other)
+    if begins(patcher) and any(getattr(patcher.model.diffusion_model, each, None) is not None for each in BY_VISION):
+        sentences.append(
+            "It may also see the first frame by CLIP vision, which training and its samples leave out. Draw with the "
+            "LoRA without clip_vision_output, or compare both."
+        )
     usual, wired = patcher.model.model_sampling, patcher.get_model_object("model_sampling")
     if getattr(usual, "noise_scale", 1.0) != getattr(wired, "noise_scale", 1.0):
         sentences.append(
