@@ -69,19 +69,33 @@ def invalid(path: Any) -> OSError:
     return error
 
 
-def used(path: Any) -> tuple[bool, bool]:
-    """Tell whether this process or one that it started has a file open, and mapped; or one in a folder."""
+def is_open(path: Any) -> bool:
+    """Tell whether this process or one that it started has a file open; or one in a folder."""
     wanted = os.path.abspath(os.fsdecode(path))
-    within = re.compile(rf" {re.escape(wanted)}(/.*)?$", re.MULTILINE)
-    opened = mapped = False
-    for folder in ("/proc/self", *(f"/proc/{number}" for number in children("self"))):
+    for folder in processes():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             files = (_target(f"{folder}/fd/{each}") for each in _listdir(f"{folder}/fd"))
-            opened = opened or any(each == wanted or each.startswith(f"{wanted}/") for each in files)
+            if any(each == wanted or each.startswith(f"{wanted}/") for each in files):
+                return True
+    return False
+
+
+def is_mapped(path: Any) -> bool:
+    """Tell the same of mapped files; with torch imported the system writes thousands of lines for that."""
+    wanted = os.path.abspath(os.fsdecode(path))
+    within = re.compile(rf" {re.escape(wanted)}(/.*)?$", re.MULTILINE)
+    for folder in processes():
+        with suppress(FileNotFoundError, ProcessLookupError):
             with _open(f"{folder}/maps", encoding="utf-8", errors="replace") as maps:
                 text = maps.read()
-            mapped = mapped or (wanted in text and bool(within.search(text)))
-    return opened, mapped
+            if wanted in text and within.search(text):
+                return True
+    return False
+
+
+def processes() -> list[str]:
+    """List the folders in which the system tells of this process and of those that it started."""
+    return ["/proc/self", *(f"/proc/{number}" for number in children("self"))]
 
 
 def children(number: str) -> Iterator[str]:
@@ -102,10 +116,9 @@ def _target(link: str) -> str:
 
 def check_free(path: Any, *, moves: bool = False) -> None:
     """Refuse to delete or replace what is open, mapped or read-only; moves: to rename, which a mapped file allows."""
-    opened, mapped = used(path)
-    if opened:
+    if is_open(path):
         raise refusal(32, path)
-    if mapped and (not moves or kind_of(path) == stat.S_IFDIR):
+    if (not moves or kind_of(path) == stat.S_IFDIR) and is_mapped(path):
         raise refusal(5, path)
     if not moves and not _lstat(path).st_mode & 0o200:
         raise refusal(5, path)
@@ -207,7 +220,7 @@ def opened(real: Callable[..., Any]) -> Callable[..., Any]:
         if writes and not isinstance(place, int) and kind_of(place) == stat.S_IFREG:
             if not _lstat(place).st_mode & 0o200:
                 raise PermissionError(13, "Permission denied", os.fspath(file))
-            if empties and used(place)[1]:
+            if empties and is_mapped(place):
                 raise OSError(22, "Invalid argument", os.fspath(file))
         return real(place, mode, *more, **options)
 
