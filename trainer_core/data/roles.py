@@ -11,7 +11,7 @@ from .scan import OWN_FILE, Manifest
 
 
 def give_roles(manifest: Manifest, dataset: DatasetConfig) -> tuple[Manifest, DatasetConfig]:
-    """Give the pictures whose folder's own file sets it another role; ValueError for those of a slider's pairs."""
+    """Give the pictures whose folder's own file sets it another role; ValueError for those of pairs."""
     roles = {
         (picture.concept, picture.name): picture.own.role
         for picture in manifest.pictures
@@ -24,7 +24,7 @@ def give_roles(manifest: Manifest, dataset: DatasetConfig) -> tuple[Manifest, Da
         f"{OWN_FILE} gives {count(each, 'picture')} the role {role}: {names(each)}." for role, each in of_role.items()
     ]
     if dataset.paired:
-        raise ValueError(f"{notes[0][:-1]}; both ends of a slider need the role of their concept, so remove it there.")
+        raise ValueError(f"{notes[0][:-1]}; both ends of a pair need the role of their concept, so remove it there.")
     return with_roles(replace(manifest, notes=(*manifest.notes, *notes)), dataset, roles)
 
 

@@ -84,7 +84,7 @@ def test_a_slider_has_no_roles_of_single_pictures(folder: Path) -> None:
     train = TrainConfig(epochs=1, resolution=64, bucket_step=64)
     dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(folder)),))
     manifest = scan(dataset)
-    with pytest.raises(ValueError, match=r"role regularisation: a\.png; both ends of a slider need the role"):
+    with pytest.raises(ValueError, match=r"role regularisation: a\.png; both ends of a pair need the role"):
         build_plan(manifest, DatasetConfig(concepts=(pairs,)), train)
     with pytest.raises(ValueError, match=r"roles of single ones have no meaning; remove that of a\.png\."):
         check_roles(
