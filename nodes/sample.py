@@ -322,8 +322,8 @@ def length_of(line: PromptLine, frames: int, after: sampling.Models, before: sam
         return 1
     lengths = [sampling.clip_length(each, frames) for each in (after, before) if each.model is not None]
     if not all(lengths):
-        place = f"--f in {PROMPT}" if line.frames else "frames of Sample"
-        raise ValueError(f"{place} is {frames}, and the linked MODEL draws single pictures; set it to 1.")
+        named = f"--f in {PROMPT}" if line.frames else "frames of Sample"
+        raise ValueError(f"{named} is {frames}, and the linked MODEL draws single pictures; set it to 1.")
     return min(lengths)
 
 

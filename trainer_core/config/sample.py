@@ -223,10 +223,10 @@ def check_samples(config: SampleConfig, defaults: SamplingDefaults, title: str) 
             )
         frames = line.frames or config.frames
         if frames > 1 and (not defaults.time or (line.controls and not defaults.begins)):
-            place = f"--f in {SampleConfig.named('prompts')}" if line.frames else SampleConfig.named("frames")
+            named = f"--f in {SampleConfig.named('prompts')}" if line.frames else SampleConfig.named("frames")
             pictures = "single pictures from a control picture" if defaults.time else "single pictures"
             raise ValueError(
-                f"Prompt {number} asks for {frames} frames, but {title} draws {pictures}; set {place} to 1."
+                f"Prompt {number} asks for {frames} frames, but {title} draws {pictures}; set {named} to 1."
             )
         if line.controls and defaults.keeps and frames == 1:
             raise ValueError(

@@ -266,9 +266,9 @@ def _limit(change: Tensor, count: int) -> tuple[float, int]:
             parts = bits >> 16 if half else (bits & 0xFFFF)[bits >> 16 == upper]
             counts += torch.bincount(parts, minlength=2**16)
         found = above + counts.flip(0).cumsum(0)
-        place = int((found < count).sum())
-        above = int(found[place - 1]) if place else above
-        upper = (upper << 16) + 2**16 - 1 - place
+        index = int((found < count).sum())
+        above = int(found[index - 1]) if index else above
+        upper = (upper << 16) + 2**16 - 1 - index
     return float(torch.tensor(upper, dtype=torch.int32).view(torch.float32)), above
 
 

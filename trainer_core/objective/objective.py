@@ -137,8 +137,8 @@ class Objective:
             return sides[0] if sides else None
         if every:
             return sides[step // every % len(sides)]
-        place = sample_uniform(self.seed, "expert", step)
-        return next((side for side in sides if place < sum(mass_of(side, table, low))), sides[-1])
+        point = sample_uniform(self.seed, "expert", step)
+        return next((side for side in sides if point < sum(mass_of(side, table, low))), sides[-1])
 
     def _noise(self, batch: Batch, levels: Tensor) -> Tensor:
         """Draw the noise of a micro-batch, (B, C, *axes) float32."""

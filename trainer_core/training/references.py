@@ -34,22 +34,22 @@ def check_references(config: RunConfig, base: BaseModel) -> None:
     ]
     for number, line in enumerate(config.sample.lines(), 1):
         of_clip = controls is not None and controls.ends and (line.frames or config.sample.frames) > 1
-        place = f"--ci of prompt {number} in {setting('sample.prompts')}"
-        given.append((place, len(line.controls or ()), most + of_clip))
+        named = f"--ci of prompt {number} in {setting('sample.prompts')}"
+        given.append((named, len(line.controls or ()), most + of_clip))
     if controls and controls.least:
         _check_given(config, base)
-    for place, number, most in given:
+    for named, number, most in given:
         if number and not most:
             raise ValueError(
-                f"{base.title} takes no control pictures; remove {place}, or train on an edit model, such as FLUX.1 "
+                f"{base.title} takes no control pictures; remove {named}, or train on an edit model, such as FLUX.1 "
                 f"Kontext or FLUX.2, by {node('connected')}."
             )
         if number > most:
             taken = count(most, "control picture")
             if not base.text.seen_as:
-                raise ValueError(f"{base.title} takes {taken}; set {place} to as many.")
+                raise ValueError(f"{base.title} takes {taken}; set {named} to as many.")
             raise ValueError(
-                f"{base.title} takes {taken} with edit_text single; set {place} to as many, or "
+                f"{base.title} takes {taken} with edit_text single; set {named} to as many, or "
                 f"{setting('connected.edit_text')} to plus."
             )
 

@@ -282,8 +282,8 @@ class _Node:
         values: Any = _named(self.about) or self.about.get("widgets_values") or []
         if isinstance(values, dict):
             return _Value(values[name]) if name in values else None
-        place = self.shown.get(name, len(values))
-        return _Value(values[place]) if place < len(values) else None
+        index = self.shown.get(name, len(values))
+        return _Value(values[index]) if index < len(values) else None
 
 
 class _Graph:

@@ -254,11 +254,11 @@ def _add_loaders_of(canvas: _Canvas, run: RunFile) -> int:
 
     def link_all(node: Mapping[str, Any], target: int) -> None:
         for each in node.get("inputs") or ():
-            origin, place = ends.get(each.get("link"), (None, 0))
+            origin, slot = ends.get(each.get("link"), (None, 0))
             if origin in nodes:
                 if all(socket["name"] != each["name"] for socket in canvas.nodes[target - 1]["inputs"]):
                     raise ValueError(why)  # a setting of Use Connected Model that another node gives
-                canvas.link((add(origin), place), target, each["name"])
+                canvas.link((add(origin), slot), target, each["name"])
 
     assert base.connected is not None
     given = prompt_of(document, FORMS)[str(connects[0]["id"])]["inputs"]

@@ -80,7 +80,7 @@ class Observed(TorchFunctionMode):
     def custom_in(self, error: Exception) -> str:
         """The operator of a custom node that an error names, with its place; "" for none."""
         said = str(error).replace("::", ".")
-        return next((name + "".join(place) for name, place in self._custom.items() if f"{name}." in said), "")
+        return next((name + "".join(where) for name, where in self._custom.items() if f"{name}." in said), "")
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -112,8 +112,8 @@ class Observed(TorchFunctionMode):
     def _look(self, func: Any, name: str, kwargs: dict[str, Any], result: Any) -> None:
         """Note an operator on a tensor with a gradient, if its result has none."""
         custom = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
-        if custom and name.partition(".")[0] not in TORCH and (place := self._place()) is not None:
-            self._custom.setdefault(name, place)
+        if custom and name.partition(".")[0] not in TORCH and (where := self._where()) is not None:
+            self._custom.setdefault(name, where)
         made = [tensor for tensor in tensors_in((result,)) if tensor.is_floating_point() or tensor.is_complex()]
         written = not torch.is_grad_enabled() and (_writes(name) or kwargs.get("out") is not None)
         without = bool(made) and not any(tensor.requires_grad for tensor in made)
@@ -123,22 +123,22 @@ class Observed(TorchFunctionMode):
 
     def _watch_backward(self, name: str, result: Any) -> None:
         """Note a function whose backward pass gives nothing for what needs a gradient."""
-        place = self._place()
+        where = self._where()
         for node in {tensor.grad_fn for tensor in tensors_in((result,)) if tensor.grad_fn is not None}:
 
             def look(found: tuple, above: tuple, edges: tuple = node.next_functions) -> None:
                 wanted = [one for one, (edge, _) in zip(found, edges, strict=False) if edge is not None]
-                if place is not None and any(one is None for one in wanted) and any(one is not None for one in above):
-                    self._lost.setdefault(name + place[0], place[1])
+                if where is not None and any(one is None for one in wanted) and any(one is not None for one in above):
+                    self._lost.setdefault(name + where[0], where[1])
 
             node.register_hook(look)
 
     def _note(self, operator: str, inside: nn.Module | None = None) -> None:
-        place = self._place(inside)
-        if place is not None:
-            self._lost.setdefault(operator + place[0], place[1])
+        where = self._where(inside)
+        if where is not None:
+            self._lost.setdefault(operator + where[0], where[1])
 
-    def _place(self, inside: nn.Module | None = None) -> tuple[str, str] | None:
+    def _where(self, inside: nn.Module | None = None) -> tuple[str, str] | None:
         """The class and path of the module whose code runs, as " in Block" and " (blocks.0)"; None for our own code.
 
         inside: a layer that is no answer, as its caller is asked for.

@@ -129,9 +129,9 @@ def _why(error: Exception, observed: Observed, prediction: Tensor | None) -> str
         return refused(custom)
     if prediction is not None and not prediction.requires_grad and observed.lost:
         return refused(observed.lost)
-    place = where_stopped(error)
+    where = where_stopped(error)
     words = (sentence for pattern, sentence in WORDS.items() if re.search(pattern, str(error), re.I))
-    why = next(words, f"as its code stops with an error{place} where gradients are on; the log has it")
+    why = next(words, f"as its code stops with an error{where} where gradients are on; the log has it")
     return f"this MODEL cannot be trained, {why}. {INSTEAD}"
 
 

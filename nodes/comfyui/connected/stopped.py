@@ -17,7 +17,7 @@ def where_stopped(error: BaseException) -> str:
 
     What the error says is for those who wrote that code: it goes to the log.
     """
-    place = ""
+    where = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         code, own = frame.f_code, frame.f_globals.get("__name__", "")
         if LIBRARIES.search(code.co_filename) or own.startswith(OURS):
@@ -25,6 +25,6 @@ def where_stopped(error: BaseException) -> str:
         file = re.sub(r"[\\/]", "/", OF_COMFYUI.sub(r"\1", code.co_filename))
         short = file if file.startswith(("custom_nodes/", "comfy")) else file.rpartition("/")[2]
         who = type(frame.f_locals["self"]).__name__ if "self" in frame.f_locals else code.co_name
-        place = f" in {who} of {short}"
-    logging.getLogger(__name__).warning("A linked model stopped%s: %s: %s", place, type(error).__name__, error)
-    return place
+        where = f" in {who} of {short}"
+    logging.getLogger(__name__).warning("A linked model stopped%s: %s: %s", where, type(error).__name__, error)
+    return where
