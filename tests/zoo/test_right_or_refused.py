@@ -1,5 +1,7 @@
 """Models as custom nodes write them that trained wrong without a word: each is right now, or refused in a sentence."""
 
+from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -15,9 +17,13 @@ from zoo.zoo import build
 
 from lora_atelier.nodes.comfyui.connected import gradients, identity
 from lora_atelier.nodes.comfyui.connected.check import check_connected
+from lora_atelier.nodes.comfyui.connected.denoiser import TOLERANCE
+from lora_atelier.nodes.comfyui.connected.filed import Filed
 from lora_atelier.nodes.comfyui.connected.identity import digest_of_model
+from lora_atelier.nodes.comfyui.connected.layers import list_layers
 from lora_atelier.nodes.comfyui.connected.observed import Observed
 from lora_atelier.nodes.comfyui.connected.proof import prove, recomputes
+from lora_atelier.nodes.comfyui.connected.trial import _compare_with_file
 
 OUT = "so the LoRA leaves them out: lora_unet_blocks_0"
 NONE = f"4 layers' weights are none that ComfyUI changes, {OUT}_mlp"
@@ -97,6 +103,54 @@ def test_a_file_draws_what_training_drew_but_for_what_the_model_rounds(network, 
     drawn, without = (drawn_with(live_of(link(network)), each) for each in (result.tensors, {}))
     apart, bare = ((result.samples - each).abs().mean() for each in (drawn, without))
     assert apart <= bare / 10  # which machine it is decides on which side: 0.001 to 0.02, weights of 0.7 are at 0.85
+
+
+class Steep(odd.Rows):
+    """Makes something else of its tokens where their last bits differ."""
+
+    def step(self, number, block, tokens, timesteps):
+        return (super().step(number, block, tokens, timesteps) * 1000).sin()
+
+
+@contextmanager
+def filed(network):
+    """A network on a MODEL in bfloat16: what tries it, its layers, the MODEL's, and what a file makes of them."""
+    patcher = made(network)
+    patcher.model.diffusion_model.to(torch.bfloat16)
+    patcher.model.manual_cast_dtype = torch.bfloat16
+    tried = Trial("unlisted", built=(patcher.model, patcher), dtype=torch.bfloat16)
+    layers = tried.network._layers
+    modules = {each.name: each.module for each in list_layers(tried.model) if each.name in layers}
+    with gradients.session(patcher), tried.network.attached():
+        yield tried, layers, modules, Filed(patcher, layers, modules)
+
+
+def compared(network):
+    with filed(network) as (tried, layers, modules, file):
+        denoiser = SimpleNamespace(model=tried.model, patcher=tried.patcher, bound=TOLERANCE[torch.bfloat16])
+        return _compare_with_file(denoiser, [tried.predict], layers, modules, file)
+
+
+@pytest.mark.usefixtures("link")
+def test_a_model_that_makes_much_of_rounding_is_told_from_one_that_reads_weights_past_their_layers():
+    """Random networks of bfloat16 without norms draw white where their file draws black, whatever computes them."""
+    _, unapplied, said = compared(Steep)
+    assert not unapplied and "in bfloat16 differ by 1" in said and "load the MODEL in float32" in said
+    assert compared(odd.Experts)[1:] == ([], "")
+    with pytest.raises(ValueError, match=r"a LoRA file does something else than training, first in blocks\.1"):
+        compared(odd.TiedUnseen)
+
+
+@pytest.mark.usefixtures("link")
+def test_each_layer_in_bfloat16_does_with_a_file_what_it_does_in_training_but_for_rounding():
+    with filed(odd.Rows) as (_, layers, modules, file), torch.no_grad(), file.moved(list(layers)):
+        for name, module in modules.items():
+            draws = torch.Generator().manual_seed(0)
+            given = torch.randn(64, module.in_features, generator=draws).to(torch.bfloat16)
+            trained = module(given).float()
+            with file.on([name]):
+                drawn = module(given).float()
+            assert 0 < (trained - drawn).norm() <= 0.01 * drawn.norm(), name
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

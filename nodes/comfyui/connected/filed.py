@@ -57,8 +57,11 @@ class Filed:
         return [name for name in some if not self._applies(patched[self._place(name)[0]], name)]
 
     @contextmanager
-    def on(self, some: Sequence[str]) -> Iterator[None]:
-        """Let the MODEL compute with the weights that ComfyUI makes of a file, without the network."""
+    def on(self, some: Sequence[str], *, otherwise: bool = False) -> Iterator[None]:
+        """Let the MODEL compute with the weights that ComfyUI makes of a file, without the network.
+
+        otherwise: each weight is changed by up to half of its last bit first, so that about half round the other way.
+        """
         patchers = self._patched(some)
         with ExitStack() as stack:
             for name in some:
@@ -67,7 +70,7 @@ class Filed:
                 for part in PARTS:
                     key = self._key(name, part)
                     if key in patched.patches:
-                        stack.enter_context(_with_weight(module, part, _file_weight(patched, key)))
+                        stack.enter_context(_with_weight(module, part, _file_weight(patched, key, otherwise)))
             yield
 
     def _patched(self, some: Sequence[str]) -> list[Any]:
@@ -157,8 +160,8 @@ def _with_weight(module: Any, part: str, weight: Tensor) -> Iterator[None]:
             module.__dict__["_v"] = streamed
 
 
-def _file_weight(patched: Any, key: str) -> Tensor:
-    """Compute a weight as ComfyUI patches it, without the rounding of few bits."""
+def _file_weight(patched: Any, key: str, otherwise: bool) -> Tensor:
+    """Compute a weight as ComfyUI patches it, without the rounding of few bits; otherwise: see `Filed.on`."""
     path, _, part = key.rpartition(".")
     module = patched.model.get_submodule(path)
     own = module._parameters[part]
@@ -166,7 +169,11 @@ def _file_weight(patched: Any, key: str) -> Tensor:
     changed = comfy.lora.calculate_weight(patched.patches[key], weight, key)
     kept = own.dtype in WHOLE and type(own) is nn.Parameter
     computes = getattr(patched.model, "get_dtype_inference", lambda: torch.float32)  # as text encoders do
-    return changed.to(own.dtype if kept else computes())
+    dtype = own.dtype if kept else computes()
+    if otherwise:
+        draws = torch.rand(changed.shape, generator=torch.Generator().manual_seed(0)).to(changed.device)
+        changed = changed * (1 + torch.finfo(dtype).eps * (draws - 0.5))
+    return changed.to(dtype)
 
 
 def _own_weight(module: Any, part: str, device: torch.device) -> Tensor:

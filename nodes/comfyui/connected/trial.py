@@ -31,7 +31,13 @@ LEVELS_TRIED = (0.25, 0.95)  # of noise, as shares of the MODEL's; some have exp
 FURTHER = (0.02, 0.4, 0.5, 0.6, 0.75)  # and where some layers are called at neither
 NEAR = 0.02  # from the first of them, as steps of a sampler may be
 FILED = 5  # by how many bounds of rounding a picture drawn with the file may differ from one of training
+OTHERWISE = 2  # or by how often what two files differ by whose weights are only rounded otherwise
 NUMBERS = 256  # of what a block gives, which are compared
+LAST = "its last layers"
+BLURRED = (
+    "Predictions of this MODEL in {dtype} differ by {share:.0%} where its weights are only rounded otherwise. So do "
+    "samples of the run and pictures with its file; load the MODEL in float32 to see the same."
+)
 UNAPPLIED = ("layer's weight is none that ComfyUI changes", "layers' weights are none that ComfyUI changes")
 # By how much layers without a gradient are changed, and what shows that they act, in float32 and in half of its bits.
 NUDGE, SEEN = (0.01, 0.1), (2e-5, 0.06)
@@ -109,9 +115,10 @@ def try_out(
         found = _left_out(idle, modules, observed)
         left = {name: layers[name] for name in modules if not any(name in each for each in found.values())}
         filed = Filed(denoiser.patcher, left, modules, clip)
-        drawn, unapplied = _compare_with_file(denoiser, runs, left, modules, filed)
+        drawn, unapplied, blurred = _compare_with_file(denoiser, runs, left, modules, filed)
     except ValueError as error:
         raise ValueError(f"{what}: {error}.") from error
+    remarks += [blurred] if blurred else []
     found |= {UNAPPLIED: unapplied}
     out = "so the LoRA leaves them out"
     remarks += [f"{count(each, *verbs)}, {out}: {names(each)}." for verbs, each in found.items() if each]
@@ -270,14 +277,17 @@ def _compare_with_file(
     layers: Mapping[str, nn.Module],
     modules: Mapping[str, nn.Module],
     filed: Filed,
-) -> tuple[set[str], list[str]]:
+) -> tuple[set[str], list[str], str]:
     """Compare what a network does in training with what ComfyUI's loader makes of its file.
 
-    Returns the layers that are called where samples are drawn, and those that a file does not change as training does.
-    Raises ValueError for a MODEL that computes with weights beside its layers.
+    Returns the layers that are called where samples are drawn, those that a file does not change as training does, and
+    a remark on a MODEL that makes much of rounding. Raises ValueError for one that computes with weights beside its
+    layers.
     """
-    drawn, unapplied = set[str](), list[str]()
+    drawn, unapplied, blurred = set[str](), list[str](), ""
     whole = all(p.dtype in WHOLE for p in denoiser.model.diffusion_model.parameters() if p.is_floating_point())
+    # Samples of weights in few bits round what they multiply, which training does not.
+    paused = functools.partial(gradients.paused, in_training=not whole)
     for some in _shared_out(modules, layers, denoiser.patcher.load_device):
         with torch.no_grad(), filed.moved(some):
             wrong = filed.unapplied(some)
@@ -285,10 +295,15 @@ def _compare_with_file(
         rest = [name for name in some if name not in wrong]
         with torch.no_grad(), filed.moved(rest):
             trained = Trace(denoiser.model.diffusion_model, runs)
-            # Samples of weights in few bits round what they multiply, which training does not.
-            with filed.on(rest), gradients.paused(in_training=not whole), calls(modules, drawn.add):
+            with filed.on(rest), paused(), calls(modules, drawn.add):
                 drawn_with = Trace(denoiser.model.diffusion_model, runs)
         if where := trained.leaves(drawn_with, FILED * denoiser.bound):
+            with torch.no_grad(), filed.moved(rest), filed.on(rest, otherwise=True), paused():
+                rounding = drawn_with.apart(Trace(denoiser.model.diffusion_model, runs))
+            dtype = denoiser.model.get_dtype_inference()
+            if dtype in TOLERANCE and trained.apart(drawn_with) <= OTHERWISE * rounding:
+                blurred = BLURRED.format(dtype=str(dtype).removeprefix("torch."), share=rounding)
+                continue
             raise ValueError(
                 "this MODEL cannot be trained, as it computes with weights of its layers in ways of its own, where a "
                 f"LoRA file does something else than training, first in {where}. {INSTEAD}"
@@ -298,7 +313,7 @@ def _compare_with_file(
         with torch.no_grad(), gradients.paused(), calls(modules, drawn.add):
             for run in runs:
                 run()
-    return drawn, unapplied
+    return drawn, unapplied, blurred
 
 
 def _shared_out(modules: Mapping[str, Any], layers: Mapping[str, nn.Module], device: torch.device) -> list[list[str]]:
@@ -323,7 +338,7 @@ class Trace:
                 handle = block.register_forward_hook(functools.partial(self._note, path), with_kwargs=True)
                 stack.callback(handle.remove)
             for run in runs:
-                self._seen.append(("its last layers", run()))
+                self._seen.append((LAST, run()))
 
     def _note(self, path: str, _: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         # Blocks may write into what they are given instead of giving something back.
@@ -336,8 +351,13 @@ class Trace:
         """Name where two traces part by more than a share, "" where their predictions do not."""
         pairs = list(zip(self._seen, other._seen, strict=False))
         parts = [path for (path, one), (_, two) in pairs if one.shape != two.shape or _apart(one, two) > bound]
-        ends = [_apart(one, two) > bound for (path, one), (_, two) in pairs if path == "its last layers"]
-        return parts[0] if any(ends) or len(self._seen) != len(other._seen) else ""
+        ends = [_apart(one, two) > bound for (path, one), (_, two) in pairs if path == LAST]
+        return next(iter(parts), LAST) if any(ends) or len(self._seen) != len(other._seen) else ""
+
+    def apart(self, other: Trace) -> float:
+        """Measure by how much the predictions of two traces differ at most, as a share of the first one's."""
+        own, others = ([tensor for path, tensor in each._seen if path == LAST] for each in (self, other))
+        return max(_apart(one, two) for one, two in zip(own, others, strict=True))
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
