@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import shutil
 import statistics
@@ -28,7 +29,7 @@ from lora_atelier.trainer_core.config import (
     SampleConfig,
 )
 from lora_atelier.trainer_core.data.fit import SURE
-from lora_atelier.trainer_core.runs import PICTURES
+from lora_atelier.trainer_core.runs import PICTURES, open_run
 
 STEPS, RANK, RATE = 250, 16, 3e-3
 GROUNDS = ("blue", "green", "red", "yellow", "white", "orange")  # the example pictures' but for orange
@@ -44,7 +45,7 @@ SMALL = {"resolution": 64, "batch_size": 2, "steps": 200, **MEASURED}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {},
     "muon": {"optimizer": {"name": "muon", "options": {}}},
-    "adamw, rate 1e-2": {"optimizer": {"learning_rate": 1e-2}},
+    **{f"adamw, rate {rate}": {"optimizer": {"learning_rate": float(rate)}} for rate in ("1e-2", "3e-4", "3e-5")},
     "muon, rate 1e-2": {"optimizer": {"name": "muon", "options": {}, "learning_rate": 1e-2}},
     "every timestep weighs the same": {"objective": {"min_snr_gamma": 0.0}},
     "mode": {"objective": {"timestep_distribution": "mode"}},
@@ -213,28 +214,33 @@ def measure(run: RunConfig, source: Any = None, drawn: int = 0) -> dict[str, flo
     }
 
 
-def measure_small(name: str, seed: int) -> dict[str, float]:
+def measure_small(name: str, seed: int, steps: int | None = None) -> dict[str, float]:
     """Train a variant on small pictures and judge none: the losses of the end, of trained and of held-out ones.
 
-    lowest: of all measurements of held-out ones. rate: the last learning rate. weights: how many are trained.
+    steps: by default SMALL's. lowest: of all measurements of held-out ones. rate: the last learning rate. weights: how
+    many are trained. prediction: by how much the LoRA changes one, relative; norm: of its changes together.
     """
     from lora_atelier.trainer_core.common.callbacks import Callbacks
     from lora_atelier.trainer_core.train import train_lora
 
-    run, rates = configure(name, seed, SMALL["steps"], SMALL["resolution"]), list[float]()
-    run = run.replace(sample=run.sample.replace(prompts=()), train=run.train.replace(epochs=0, **SMALL))
+    length = SMALL | ({"steps": steps} if steps else {})
+    run, rates = configure(name, seed, length["steps"], length["resolution"]), list[float]()
+    run = run.replace(sample=run.sample.replace(prompts=()), train=run.train.replace(epochs=0, **length))
     told = Callbacks(step=lambda report: rates.append(next(iter(report.learning_rates.values()))))
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
         began = time.process_time()
         result = train_lora(run, Path(folder) / "lora.safetensors", CACHE / "learning", callbacks=told)
         seconds = time.process_time() - began
-    assert result is not None
+        assert result is not None
+        effect = (open_run(result.run).result() or {})["effect"]
     held = dict(result.validation)
     return {
         "loss": statistics.fmean(result.losses[-len(result.losses) // 5 :]),
         "validation": held[len(result.losses)],
         "lowest": min(loss for step, loss in held.items() if step),
         "rate": rates[-1],
+        "prediction": effect["prediction"],
+        "norm": math.hypot(*effect["norms"].values()),
         "weights": sum(tensor.numel() for name, tensor in result.tensors.items() if not name.endswith("alpha")),
         "seconds": seconds / len(result.losses),
     }
@@ -349,7 +355,7 @@ def main() -> None:
         options.out.write_text(json.dumps(measure_planted(options.seed)))
         return
     if options.small:
-        options.out.write_text(json.dumps(measure_small(options.variant, options.seed)))
+        options.out.write_text(json.dumps(measure_small(options.variant, options.seed, options.steps)))
         return
     run = configure(options.variant, options.seed, options.steps)
     with on_flow(run) if options.variant in FLOW else nullcontext((run, None)) as (run, source):

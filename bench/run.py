@@ -105,7 +105,7 @@ def main() -> int:
         if options.learning:
             return run_learning(options, command)
         if options.slider:
-            return run_slider(command, dry=options.dry)
+            return run_slider(options, command)
         if options.start:
             return run_start(options, command)
         if options.busy:
@@ -287,9 +287,11 @@ def run_learning(options: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def run_slider(command: str, *, dry: bool) -> int:
-    """Train both kinds of slider on the tiny base and write the rows of their strengths."""
-    text = slider.render(child("slider.py", *(["--dry"] if dry else [])), command, stamp())
+def run_slider(options: argparse.Namespace, command: str) -> int:
+    """Train both kinds of slider on the tiny base, a process for each seed, and write the rows of their strengths."""
+    dry = ["--dry"] if options.dry else []
+    seeds = range(options.rounds or (1 if dry else 3))
+    text = slider.render([child("slider.py", "--seed", str(seed), *dry) for seed in seeds], command, stamp())
     print(text)
     if not dry:
         write_block(LEARNING, "slider", text)

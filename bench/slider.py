@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lora_atelier.bench.cases import CACHE
 from lora_atelier.bench.learning import configure, draw_concept
+from lora_atelier.trainer_core.common.wording import count
 from lora_atelier.trainer_core.config import (
     BeneathConfig,
     ConceptConfig,
@@ -27,11 +29,12 @@ STRENGTHS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 OF = ("two prompts", "pairs of pictures")
 
 
-def measure(of: str = OF[0], steps: int = STEPS, size: int = 128) -> dict[str, float]:
+def measure(of: str = OF[0], seed: int = 0, steps: int = STEPS, size: int = 128) -> dict[str, float]:
     """Train a slider from blue to red; return the mean of red less blue of gray circles by strength.
 
-    Of all pixels in 0..1: a white ground has 0, and so has a gray circle. The pictures judged have other seeds. of: two
-    prompts, on gray circles; or pairs of circles that differ in colour alone, with the caption of a gray one.
+    Of all pixels in 0..1: a white ground has 0, and so has a gray circle. Every seed is judged by the same pictures,
+    which none trains on. of: two prompts, on gray circles; or pairs of circles that differ in colour alone, with the
+    caption of a gray one.
     """
     import torch
 
@@ -40,7 +43,7 @@ def measure(of: str = OF[0], steps: int = STEPS, size: int = 128) -> dict[str, f
     from lora_atelier.trainer_core.train import train_lora
     from lora_atelier.trainer_core.training.sample import sample_images
 
-    run, found = configure("adamw", 0, steps, size), {}
+    run, found = configure("adamw", seed, steps, size), {}
     run = run.replace(
         lora=LoraConfig(rank=RANK, alpha=RANK),
         objective=ObjectiveConfig(),
@@ -66,9 +69,10 @@ def prompts(seeds: range, size: int) -> SampleConfig:
 
 
 def of_prompts(run: RunConfig, folder: Path, size: int) -> RunConfig:
-    """Train two prompts on gray circles that the base draws into a folder."""
+    """Train two prompts on gray circles that the base draws into a folder, others with each seed of the run."""
     (pictures := folder / "drawn").mkdir()
-    concept = draw_concept(run.base_model, prompts(range(PICTURES), size), pictures)
+    first = PICTURES * run.train.seed
+    concept = draw_concept(run.base_model, prompts(range(first, first + PICTURES), size), pictures)
     slider = {"slider": "prompts", "slider_positive": FIGURE.format("red"), "slider_negative": FIGURE.format("blue")}
     return run.replace(dataset=DatasetConfig(concepts=(concept,)), objective=run.objective.replace(**slider))
 
@@ -90,27 +94,39 @@ def of_pairs(run: RunConfig, folder: Path, size: int) -> RunConfig:
     return run.replace(dataset=DatasetConfig(concepts=(concept,)))
 
 
-def render(results: Mapping[str, Mapping[str, float]], command: str, stamp: str) -> str:
-    """Write the rows of strengths as Markdown; results: red less blue by strength, by what the slider is made of."""
-    strengths = next(iter(results.values()))
+def render(results: Sequence[Mapping[str, Mapping[str, float]]], command: str, stamp: str) -> str:
+    """Write the rows of strengths as Markdown, means over the seeds with the lowest and the highest.
+
+    results: of each seed, red less blue by strength, by what the slider is made of.
+    """
+    strengths = next(iter(results[0].values()))
     lines = [
         f"| red less blue at strength | {' | '.join(strengths)} |",
         f"|---|{'---|' * len(strengths)}",
-        *(f"| {of} | {' | '.join(f'{each:+.3f}' for each in found.values())} |" for of, found in results.items()),
+        *(
+            f"| {of} | {' | '.join(spread([each[of][strength] for each in results]) for strength in strengths)} |"
+            for of in results[0]
+        ),
         "",
-        f"{STEPS} steps, rank {RANK}, one seed. Command: `{command}`, {stamp}.",
+        f"{STEPS} steps, rank {RANK}, {count(len(results), 'seed')}. Command: `{command}`, {stamp}.",
     ]
     return "\n".join(lines)
 
 
+def spread(values: Sequence[float]) -> str:
+    """Write a mean with the lowest and the highest value."""
+    return f"{statistics.fmean(values):+.3f} ({min(values):+.3f} to {max(values):+.3f})"
+
+
 def main() -> None:
-    """Measure both sliders and write JSON."""
+    """Measure both sliders with a seed and write JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--seed", default=0, type=int)
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
     length = (2, 64) if options.dry else ()
-    options.out.write_text(json.dumps({of: measure(of, *length) for of in OF}))
+    options.out.write_text(json.dumps({of: measure(of, options.seed, *length) for of in OF}))
 
 
 if __name__ == "__main__":

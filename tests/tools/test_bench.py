@@ -895,14 +895,15 @@ def test_a_slider_is_trained_from_red_to_blue_and_reported_by_strength(of, train
         assert captions == {"a gray circle on a white background"}
 
     train_nothing(act, path=Path("slider.safetensors"))
-    found = slider.measure(of, steps=2, size=64)
+    found = slider.measure(of, 1, steps=2, size=64)
     assert found == pytest.approx({"-1": -0.2, "-0.5": -0.1, "0": 0.0, "0.5": 0.1, "1": 0.2}, abs=1e-6)
     assert all(len(each) == slider.PICTURES for each in pixels)
     if of == "pairs of pictures":  # in one place, and red and blue in nothing but that place
         red, blue = pixels
         assert torch.equal(red, blue.flip(-1)) and not torch.equal(red, blue)
         assert (red[..., 0] - blue[..., 0]).min() == 0
-    assert f"| {of} | -0.100 | +0.200 |" in slider.render({of: {"-1": -0.1, "1": 0.2}}, "bench --slider", "today")
+    told = slider.render([{of: {"-1": -0.1, "1": 0.2}}, {of: {"-1": -0.3, "1": 0.2}}], "bench --slider", "today")
+    assert f"| {of} | -0.200 (-0.300 to -0.100) | +0.200 (+0.200 to +0.200) |" in told and "2 seeds" in told
 
 
 def as_tensor(path):
