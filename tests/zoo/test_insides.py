@@ -11,12 +11,17 @@ from pathlib import Path
 import comfy.clip_model
 import comfy.clip_vision
 import comfy.model_base
+import comfy.model_management
+import comfy.model_sampling
+import comfy.ops
+import comfy.quant_ops
 import comfy.sd
 import comfy_execution.graph
 import comfy_execution.progress
 import execution
 import pytest
 import server
+import torch
 from zoo.comfy_here import VERSION
 from zoo.zoo import ZOO, build
 
@@ -33,6 +38,10 @@ ROOTS = (
     *("latent_preview", "node_helpers", "nodes", "server"),
 )
 INSTANCE = "server.PromptServer.instance."  # which only a server has; its class shows the methods alone
+# What ComfyUI hands over, by the names that variables and attributes have for it, and what leads on from there.
+HANDED = {"patcher": "MODEL", "clip": "CLIP", "vae": "VAE", "vision": "CLIP_VISION", "model_sampling": "its sampling"}
+HANDED |= {"model_config": "its configuration", "latent_format": "its latent format"}
+LEADS = {("MODEL", "model"): "its model", ("CLIP_VISION", "model"): "the model of a CLIP_VISION"}
 
 
 def touched() -> dict[str, set[str]]:
@@ -154,6 +163,12 @@ def test_what_comfyui_hands_over_has_what_we_read_of_it():
     assert name in ZOO
     _, model = build(name)
     things = {"MODEL": model, "its model": model.model, "CLIP": comfy.sd.CLIP, "VAE": comfy.sd.VAE}
+    things["its configuration"], things["its latent format"] = model.model.model_config, model.model.latent_format
+    things["its sampling"] = model.model.model_sampling
+    things["a layer of it"] = comfy.ops.manual_cast.Linear
+    things["a layer of it in 8 bits"] = comfy.ops.mixed_precision_ops().Linear
+    things["a weight in 8 bits"] = comfy.quant_ops.QuantizedTensor
+    things["a model that is loaded"] = comfy.model_management.LoadedModel
     things["its prompt"] = comfy_execution.graph.DynamicPrompt
     things["its progress"] = comfy_execution.progress.ProgressRegistry
     things["CLIP_VISION"] = comfy.clip_vision.ClipVisionModel
@@ -174,6 +189,42 @@ def test_a_node_of_a_running_prompt_may_stand_for_another_one():
     assert "override_display_id" in Path(execution.__file__).read_text(encoding="utf-8")
     state = comfy_execution.progress.NodeProgressState.__annotations__
     assert {"value", "max"} <= state.keys()
+
+
+def read_of_what_is_handed_over() -> dict[str, set[str]]:
+    """List the attributes that our nodes read of what ComfyUI hands over, as far as a name tells it: whose -> which."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "nodes").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = (node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
+        modules = {each.asname or each.name for node in imports for each in node.names}
+
+        def whose(node, modules=modules):
+            if isinstance(node, ast.Name):
+                return None if node.id in modules else {**HANDED, "sampling": "its sampling"}.get(node.id)
+            if isinstance(node, ast.Attribute):
+                above = whose(node.value)
+                return LEADS.get((above, node.attr)) or HANDED.get(node.attr)
+            named = isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".get_model_object") and node.args
+            return HANDED.get(ast.literal_eval(node.args[0])) if named else None
+
+        for node in ast.walk(tree):
+            asked = isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr")
+            if isinstance(node, ast.Attribute) and (owner := whose(node.value)):
+                found.setdefault(owner, set()).add(node.attr)
+            elif asked and isinstance(node.args[1], ast.Constant) and (owner := whose(node.args[0])):
+                found.setdefault(owner, set()).add(node.args[1].value)
+    return found
+
+
+def test_the_page_lists_every_attribute_that_is_read_of_what_comfyui_hands_over():
+    listed, found = attributes(), read_of_what_is_handed_over()
+    assert {"MODEL", "its model", "its sampling", "CLIP", "VAE", "CLIP_VISION"} <= found.keys()
+    torchs = {*dir(torch.nn.Module), *(name for name in dir(comfy.model_sampling) if name[:1].isupper())}
+    lacking = {
+        f"{whose}.{each}" for whose, read in found.items() for each in read if each not in (*listed[whose], *torchs)
+    }
+    assert not lacking, f"docs/comfyui.md lacks {', '.join(sorted(lacking))}"
 
 
 def source_of_class(thing) -> str:
