@@ -4,6 +4,7 @@ python assets/write_workflows.py [FOLDER]
 
 A workflow is one function here: its nodes, what links them, and where they stand. A template opens fitted into three
 quarters of the window, so each stays within `ROOM`: then it opens at 0.6 or more of its size, where words are read.
+The editor's minimap lies over the lower right of the window, so nothing of a template stands there.
 Values that are not given are the defaults of the nodes. The shipped files are what this script writes; a test compares.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-ROOM = (1560, 850)  # width and height of a workflow in the editor's units
+ROOM = (1560, 875)  # width and height of a workflow in the editor's units
 SCREEN, CLEAR = (1280, 720), (75, 115)  # pixels: of a small screen, and of the editor's menus left and above
 READABLE, LARGEST = 0.62, 0.85  # the scales at which files open; a run makes its node taller
 TINY = "atelier-tiny.safetensors"
@@ -130,7 +131,7 @@ class Graph:
         return node
 
     def note(self, at: tuple[int, int], size: tuple[int, int], words: str) -> None:
-        """Add a note, in letters as large as those on the pack's nodes: js/notes.js."""
+        """Add a note, in letters as large as those on the pack's nodes: js/templates.js."""
         self.add(NOTE, at, size, heading="Read me", **{"0": words}).properties["atelier_note"] = True
 
     def links(self) -> list[tuple[int, Node, int, Node, int, str]]:
@@ -253,14 +254,16 @@ def of_stable_diffusion(
         },
         **drawn,
     )
+    # Below what the editor tells at the upper right, above its minimap.
     graph.add(
-        "SaveImage", (1190, 0), (330, 330), linked={"images": (sample, "IMAGE")}, **{"0": f"atelier/{train['name']}"}
+        "SaveImage", (1190, 195), (330, 355), linked={"images": (sample, "IMAGE")}, **{"0": f"atelier/{train['name']}"}
     )
     return trained
 
 
 # A collapsed node stands above Concept Dataset, which grows by a sentence where something is wrong.
 BETWEEN, BELOW = (90, 416), (0, 480)
+BENEATH_SAMPLE = (800, 625), (590, 220)  # a note, beside the minimap
 SHARP = {"min_snr_gamma": 5.0}  # crisper sooner, whatever the subject: docs/learning.md
 EXAMPLE = {"folder": "atelier:concept_example"}
 ON_TOY = {"width": 128, "height": 128, "steps": 20, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal"}
@@ -285,14 +288,13 @@ def node_by_node(graph: Graph) -> dict[str, Any]:
         {"prompt": "a mossling on a blue background", "batch_size": 4, "seed": 5, **ON_TOY},
     )
     graph.note(
-        (1190, 372),
-        (330, 448),
-        "Press **Run**. In a minute or two a toy model learns a *mossling*, and draws it: without the LoRA at the "
-        "left, with it at the right.\n\n**Your own pictures**\n\n1. Put 10 to 30 pictures into *input/my_pictures*, "
-        "each with a text file of the same name that describes it.\n2. **Concept Dataset**: write *my_pictures* into "
-        "*folder* and a made-up word into *trigger_word*.\n3. **Load Base Model**: choose your checkpoint.\n4. "
-        "**Train LoRA**: give it a *name*, 1000 *steps*, *batch_size* 1.\n5. **Sample**: empty *prompt*, *width* and "
-        "*height* 0 draw what was trained.\n\nFor Flux, Z-Image, Qwen-Image and others take their own templates.",
+        *BENEATH_SAMPLE,
+        "Press **Run**. A toy model learns a *mossling* (left: before, right: after).\n\n"
+        "**Your own pictures:** put 10 to 30 into *input/my_pictures*, each with a text file of the "
+        "same name that describes it.\n\n1. **Concept Dataset**: *folder* my_pictures, a made-up *trigger_word*.\n2. "
+        "**Load Base Model**: your checkpoint.\n3. **Train LoRA**: a *name*, 1000 *steps*, *batch_size* 1.\n4. "
+        "**Sample**: no *prompt*, *width* and *height* 0 draw what was trained.\n\nFlux, Z-Image, Qwen-Image and "
+        "others have their own templates.",
     )
     _, data, *_ = graph.nodes
     data.at = BELOW
@@ -301,15 +303,13 @@ def node_by_node(graph: Graph) -> dict[str, Any]:
     return graph.workflow()
 
 
-def stable_diffusion(graph: Graph, name: str, checkpoint: File, size: int, note: str) -> dict[str, Any]:
+def stable_diffusion(graph: Graph, checkpoint: File, size: int, note: str) -> dict[str, Any]:
     """Write the workflow of a kind of Stable Diffusion. size: the least side of good pictures, in pixels."""
     of_stable_diffusion(graph, checkpoint, MY, {"name": "my_character", "steps": 1500}, {})
     graph.note(
-        (1190, 372),
-        (330, 448),
-        f"**A character for {name}**\n\n1. **Load Base Model**: choose the checkpoint that you will draw with.\n2. "
-        f"{PICTURES} At least {size} pixels.\n3. **Concept Dataset**: write your own trigger word.\n4. Press "
-        f"**Run**.\n\n{LATER}\n\n{note}",
+        *BENEATH_SAMPLE,
+        f"1. **Load Base Model**: choose the checkpoint that you will draw with.\n2. {PICTURES} At least {size} "
+        f"pixels.\n3. **Concept Dataset**: write your own trigger word.\n4. Press **Run**.\n\n{LATER} {note}",
     )
     return graph.workflow()
 
@@ -323,14 +323,14 @@ def linked_model(graph: Graph, model: File, texts: list[File], kind: str, vae: F
     unet = graph.add("UNETLoader", (0, 330), (300, 82), models=[model], **{"0": model.name})
     base = graph.add(
         "AtelierConnectModel",
-        (360, 120),
+        (340, 120),
         (300, 200),
         linked={"model": (unet, "MODEL"), "clip": (clip, "CLIP"), "vae": (loaded_vae, "VAE")},
     )
-    data = graph.add("AtelierConceptDataset", (360, 440), (300, 290), **MY)
+    data = graph.add("AtelierConceptDataset", (340, 440), (300, 290), **MY)
     trained = graph.add(
         "AtelierTrain",
-        (720, 150),
+        (680, 150),
         (380, 600),
         linked={"base_model": (base, "BASE_MODEL"), "dataset": (data, "DATASET")},
         name="my_character",
@@ -338,16 +338,16 @@ def linked_model(graph: Graph, model: File, texts: list[File], kind: str, vae: F
     )
     sample = graph.add(
         "AtelierSample",
-        (1160, 0),
+        (1100, 0),
         (330, 520),
         linked={"model": (trained, "MODEL"), "clip": (trained, "CLIP"), "vae": (loaded_vae, "VAE")},
     )
     graph.add(
-        "SaveImage", (1160, 612), (330, 208), linked={"images": (sample, "IMAGE")}, **{"0": "atelier/my_character"}
+        "SaveImage", (1100, 616), (240, 229), linked={"images": (sample, "IMAGE")}, **{"0": "atelier/my_character"}
     )
     graph.note(
         (0, 452),
-        (300, 368),
+        (300, 393),
         f"1. Choose the files in the three loaders.\n2. {PICTURES}\n3. **Concept Dataset**: write your own trigger "
         f"word.\n4. Press **Run**.\n\n{LATER}\n\n{note}",
     )
@@ -407,7 +407,7 @@ def with_clips(
     )
     graph.note(
         (1160, 0),
-        (330, 520),
+        (330, 470),
         f"**A motion for {name}**\n\n1. Choose the files in the loaders.\n2. Put 10 to 40 clips of two to five seconds "
         "into *input/my_clips*. Describe in a text file of the same name (*01.mp4*, *01.txt*) what happens. Pictures "
         "may lie beside them.\n3. **Concept Dataset**: *mymove* is the trigger word; write your own.\n4. Press **Run**."
@@ -507,8 +507,8 @@ def captioned(graph: Graph, text: File) -> dict[str, Any]:
         linked={"dataset": (data, "DATASET"), "texts": (said, "generated_text")},
     )
     graph.note(
-        (1070, 340),
-        (340, 400),
+        (1070, 200),
+        (340, 360),
         "**Captions for a folder**\n\n1. **Concept Dataset**: write the *folder* of your pictures.\n2. **Load CLIP**: "
         "choose a vision model, as Qwen3-VL.\n3. **Caption Instruction**: choose what you train, and what captions "
         "call it.\n4. Press **Run**. Each picture gets a text of its name. One that has a text keeps it.\n\nRead a few "
@@ -523,7 +523,7 @@ def masked(graph: Graph, model: File) -> dict[str, Any]:
     data = graph.add("AtelierConceptDataset", (0, 0), (300, 290), folder="my_pictures")
     loaded = graph.add("CheckpointLoaderSimple", (0, 412), (300, 98), models=[model], **{"0": model.name})
     seen = graph.add("AtelierDatasetPictures", (360, 130), (270, 106), linked={"dataset": (data, "DATASET")})
-    what = graph.add("CLIPTextEncode", (360, 560), (270, 150), linked={"clip": (loaded, "CLIP")}, **{"0": "person"})
+    what = graph.add("CLIPTextEncode", (360, 560), (270, 180), linked={"clip": (loaded, "CLIP")}, **{"0": "person"})
     found = graph.add(
         "SAM3_Detect",
         (690, 340),
@@ -537,8 +537,8 @@ def masked(graph: Graph, model: File) -> dict[str, Any]:
         linked={"dataset": (data, "DATASET"), "masks": (found, "masks")},
     )
     graph.note(
-        (1050, 320),
-        (340, 400),
+        (1050, 158),
+        (340, 332),
         "**Masks for a folder**\n\n1. **Concept Dataset**: write the *folder* of your pictures.\n2. **Load "
         "Checkpoint**: choose SAM 3.\n3. **CLIP Text Encode**: write what is trained, as *person*, *robot* or *chair*."
         "\n4. Press **Run**. Each picture gets a mask, as *cat-masklabel.png*. One that has a mask keeps it.\n\nLook "
@@ -551,7 +551,8 @@ def masked(graph: Graph, model: File) -> dict[str, Any]:
 def to_share(graph: Graph) -> dict[str, Any]:
     """Write the workflow that chooses among saves, makes the LoRA smaller and saves it to be shared."""
     base = graph.add("AtelierLoadBaseModel", (0, 0), (300, 358), checkpoint=TINY)
-    data = graph.add("AtelierConceptDataset", BELOW, (300, 290), **EXAMPLE)
+    # As low as this, the view opens with the note above the minimap.
+    data = graph.add("AtelierConceptDataset", (0, 540), (300, 290), **EXAMPLE)
     saves = graph.add(
         "AtelierSaves", BETWEEN, (170, 30), collapsed=True, save_every=100, save_unit="steps", keep_last=4
     )
@@ -584,10 +585,17 @@ def to_share(graph: Graph) -> dict[str, Any]:
         seeds="5",
         **ON_TOY,
     )
-    smaller = graph.add("AtelierResizeLora", (1230, 0), (320, 200), linked={"lora": (compared, "LORA")}, mode="sv_fro")
+    smaller = graph.add(
+        "AtelierResizeLora",
+        (1230, 0),
+        (170, 30),
+        collapsed=True,
+        linked={"lora": (compared, "LORA")},
+        mode="sv_fro",
+    )
     graph.add(
         "AtelierSaveLoraFile",
-        (1230, 250),
+        (1230, 45),
         (320, 260),
         linked={"lora": (smaller, "LORA")},
         file_name="shared/mossling",
@@ -596,12 +604,11 @@ def to_share(graph: Graph) -> dict[str, Any]:
         description="A small mossy creature, trained with LoRA Atelier.",
     )
     graph.note(
-        (1230, 552),
-        (320, 240),
-        "Press **Run**: it trains and keeps four saves, **compares** them at two strengths, makes the chosen LoRA "
-        "**smaller** and **saves** it in *models/loras/shared*.\n\n*choose* of **Compare LoRAs** is the column that "
-        "goes on; 0 takes the last save.\n\nFor a run of yours set *of* to *saves of a run*, and remove **Train "
-        "LoRA**.",
+        (1230, 340),
+        (320, 200),
+        "Press **Run**: it trains, **compares** its four saves at two strengths, makes the chosen LoRA **smaller** "
+        "and **saves** it in *models/loras/shared*.\n\n*choose* of **Compare LoRAs** is its column; 0 is the last "
+        "save.\n\nFor a run of yours set *of* to *saves of a run*, without **Train LoRA**.",
     )
     return graph.workflow()
 
@@ -754,13 +761,14 @@ TOY_TRAIN = {"name": "my_first_lora", "steps": 400, "batch_size": 4}
 def start(graph: Graph) -> dict[str, Any]:
     """Write the first template: the blueprint, and the picture that it draws."""
     node = blueprint(graph, (280, 0), (420, 290), {"checkpoint": TINY}, EXAMPLE, TOY_TRAIN, {"batch_size": 2}, 100)
-    graph.add("SaveImage", (740, 0), (380, 380), linked={"images": (node, "IMAGE")}, **{"0": "atelier/my_first_lora"})
+    graph.add("SaveImage", (740, 0), (380, 335), linked={"images": (node, "IMAGE")}, **{"0": "atelier/my_first_lora"})
     graph.note(  # at the left, where reading starts; there is room below the node for what it tells of the run
         (0, 0),
-        (240, 240),
+        (240, 470),
         "Press **Run**. In a minute or two a toy model learns a *mossling*, and draws it: before at the left, after "
-        "at the right.\n\nThen choose your *checkpoint*, the *folder* of your pictures, a made-up *trigger word*, a "
-        "*name*, and 1000 *steps*.",
+        "at the right.\n\n**Your own pictures**\n\n1. Put 10 to 30 pictures into *input/my_pictures*, each with a "
+        "text file of the same name that describes it.\n2. *folder*: write *my_pictures*.\n3. *checkpoint*: choose "
+        "yours.\n4. Give it a made-up *trigger word*, a *name*, and 1000 *steps*.\n5. Press **Run**.",
     )
     return graph.workflow()
 
@@ -799,7 +807,6 @@ WORKFLOWS: dict[str, Callable[[Graph], dict[str, Any]]] = {
     "workflows/2 Train a LoRA node by node": node_by_node,
     "workflows/3 Stable Diffusion 1.5": lambda graph: stable_diffusion(
         graph,
-        "Stable Diffusion 1.5",
         File(
             "v1-5-pruned-emaonly-fp16.safetensors",
             "checkpoints",
@@ -810,14 +817,13 @@ WORKFLOWS: dict[str, Callable[[Graph], dict[str, Any]]] = {
     ),
     "workflows/4 Stable Diffusion XL": lambda graph: stable_diffusion(
         graph,
-        "Stable Diffusion XL",
         File(
             "sd_xl_base_1.0.safetensors",
             "checkpoints",
             "stabilityai/stable-diffusion-xl-base-1.0/resolve/main",
         ),
         1024,
-        "Pony, Illustrious and NoobAI are XL, too. Train LoRA picks settings that fit into your memory.",
+        "Pony, Illustrious and NoobAI are XL, too.",
     ),
     "workflows/5 Z-Image": lambda graph: linked_model(
         graph,

@@ -20,10 +20,7 @@ from comfy_client import HANGS, ComfyClient, ComfyServer
 from lora_atelier.dev import FRONTEND, PACK, fetched_frontends, find_chromium, newest_frontend
 
 SCREENSHOTS = Path(__file__).with_name("screenshots")
-SETTINGS = {
-    "Comfy.Minimap.Visible": False,
-    "Comfy.TutorialCompleted": True,  # no dialog of a first visit
-}
+SETTINGS = {"Comfy.TutorialCompleted": True}  # no dialog of a first visit; all else as by default
 VUE = "Comfy.VueNodes.Enabled"  # the setting that chooses the renderer
 QUIET = [
     "--no-sandbox",

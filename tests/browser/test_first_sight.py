@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from looks import BEHIND, CUT, DROP, EMPTY, MOST_EMPTY, NOTE, OURS, UNCOVERED, faint
+from looks import BEHIND, COVERED, CUT, DROP, EMPTY, MOST_EMPTY, NOTE, OURS, UNCOVERED, faint
 from opened_files import lacks
 
 from comfy_client import ComfyClient, ComfyServer
@@ -12,6 +12,7 @@ from lora_atelier.dev import PACK, QUICKSTART, ROOT, START, TINY_BASE, TINY_FLOW
 pytestmark = pytest.mark.browser
 
 COMMAND = "name => window.app.extensionManager.command.execute(name)"
+PANEL = "Workspace.ToggleSidebarTab.atelier-runs"
 READABLE = 0.6  # of the size that texts have at 100 %; the classic renderer leaves them out below 0.572
 OPEN_TEMPLATE = """([workflow, name]) =>
     window.app.loadGraphData(workflow, true, true, name, { openSource: 'template' })"""
@@ -51,18 +52,30 @@ def test_templates_have_names_and_pictures(editor) -> None:
     dialog.wait_for(state="hidden")
 
 
-@pytest.mark.parametrize("width,height", [(1280, 720), pytest.param(1600, 900, marks=pytest.mark.thorough)])
-def test_templates_open_whole_and_readable(editor, server: ComfyServer, width: int, height: int) -> None:
-    """As from the list of templates, which the editor fits into its window: no link behind a node, no empty room, and
-    all that the pack writes in letters that one reads: on nodes, and in notes, whose end is seen, too.
+@pytest.mark.parametrize(
+    "width,height,panel",
+    [
+        (1280, 720, False),
+        pytest.param(1600, 900, False, marks=pytest.mark.thorough),
+        pytest.param(1600, 900, True, marks=pytest.mark.thorough),
+    ],
+)
+def test_templates_open_whole_and_readable(editor, server: ComfyServer, width: int, height: int, panel: bool) -> None:
+    """As from the list of templates, which the editor fits into its window: no link behind a node, no node beneath the
+    minimap, no empty room, and all that the pack writes in letters that one reads: on nodes, and in notes, whose end
+    is seen, too.
 
-    What ComfyUI itself draws, the titles and inputs of nodes, is as small as it is anywhere at that scale."""
+    panel: whether a side panel is open. What ComfyUI itself draws, the titles and inputs of nodes, is as small as it is
+    anywhere at that scale."""
     comfy = ComfyClient(server.url)
     size = editor.page.viewport_size
     editor.page.set_viewport_size({"width": width, "height": height})
     renderer, found = "vue" if editor.vue else "litegraph", {}
+    renderer += "-panel" if panel else ""
     try:
         editor.settle()
+        if panel:
+            editor.run(COMMAND, PANEL)
         for path in TEMPLATES:
             workflow = json.loads(path.read_text(encoding="utf-8"))
             editor.run(OPEN_TEMPLATE, [workflow, path.stem])
@@ -71,11 +84,14 @@ def test_templates_open_whole_and_readable(editor, server: ComfyServer, width: i
             )
             editor.settle()
             wrong = lacks(editor, comfy, path, workflow) + editor.run(BEHIND) + editor.run(CUT)
+            wrong += editor.run(COVERED)
             wrong += faint(editor.page, OURS) + [each for each in editor.run(EMPTY, editor.vue) if each[1] > MOST_EMPTY]
             found[path.stem] = (editor.run("() => window.app.canvas.ds.scale"), wrong)
             editor.screenshot(f"{path.stem.split()[0]}-{width}-{renderer}-{editor.version}")
         assert {name: each for name, each in found.items() if each[0] < READABLE or each[1]} == {}
     finally:
+        if panel:
+            editor.run(COMMAND, PANEL)
         editor.page.set_viewport_size(size)
 
 
