@@ -55,7 +55,7 @@ KNOWN = {
     "trainer_core/common/values.py": {"read_object": "run"},
     "trainer_core/data/cache.py": {"_read_header": OURS, "_map_file": OURS},
     "trainer_core/data/edits.py": {"content_of": "caption", "_append": OURS, "_header": OURS, "_contents": OURS},
-    "trainer_core/data/films.py": {"_opened": "clip", "load_shown": "clip", "draw_playing": "clip"},
+    "trainer_core/data/films.py": {"_opened": "clip", "load_shown": "clip", "draw_playing": "clip", "film_of": NOT},
     "trainer_core/data/images.py": {"opened_picture": "picture"},
     "trainer_core/data/masks.py": {"read_mask": "clip of masks", "load_shown_masks": "clip of masks"},
     "trainer_core/data/painted.py": {"_content": "mask"},
