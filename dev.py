@@ -37,6 +37,7 @@ CACHE = ROOT / ".cache"
 BASE = Path(os.environ.get("ATELIER_BASE") or ROOT / ".atelier")
 TINY_BASE = ROOT / "assets" / "atelier-tiny.safetensors"
 TINY_FLOW = ROOT / "assets" / "atelier-tiny-flow.safetensors"
+TINY_CLIP = ROOT / "assets" / "atelier-tiny-clip.safetensors"
 START = ROOT / "workflows" / "1 Start here.json"
 QUICKSTART = ROOT / "workflows" / "2 Train a LoRA node by node.json"
 TOUR = ROOT / "tests" / "workflows" / "all_nodes.json"
@@ -371,13 +372,16 @@ def install_chromium() -> None:
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Train a LoRA on a tiny model in a headless ComfyUI and print the paths of the results."""
+    """Train a LoRA on a tiny model, in a headless ComfyUI or with its modules, and print the paths of the results."""
     env = set_up(dev=False)
     workflow = FLOW if options.flow else TOUR
-    for file in (workflow, TINY_BASE, *([TINY_FLOW] if options.flow else [])):
+    for file in (TINY_BASE, *([TINY_CLIP] if options.clip else [workflow, *([TINY_FLOW] if options.flow else [])])):
         if not file.exists():
             raise SetupError(f"{file.name} is missing here; the demo needs a complete checkout")
     cpu = options.cpu or not has_accelerator()
+    if options.clip:
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if cpu else {}
+        return run([venv_python(), ROOT / "tests" / "clip_demo.py", BASE / "output" / "hops"], env | hidden)
     return run([venv_python(), ROOT / "tests" / "comfy_demo.py", workflow, *(["--cpu"] if cpu else [])], env)
 
 
@@ -565,7 +569,9 @@ def main() -> int:
         if command in (demo, serve):
             sub.add_argument("--cpu", action="store_true", help="compute on the CPU even with a GPU")
         if command is demo:
-            sub.add_argument("--flow", action="store_true", help="train on the flow-matching model, of Flux's kind")
+            kinds = sub.add_mutually_exclusive_group()
+            kinds.add_argument("--flow", action="store_true", help="train on the flow-matching model, of Flux's kind")
+            kinds.add_argument("--clip", action="store_true", help="teach the video model, of Wan's kind, a motion")
         if command is serve:
             sub.add_argument("--port", type=int, default=8188)
     options, options_rest = parser.parse_known_args()

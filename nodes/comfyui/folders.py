@@ -46,7 +46,7 @@ DIFFUSION = "diffusion_models/"  # before names of models/diffusion_models in a 
 
 
 def register_assets() -> None:
-    """Add the pack's tiny base model to the list of checkpoints."""
+    """Add the pack's tiny models to the list of checkpoints."""
     folder_paths.add_model_folder_path("checkpoints", str(ASSETS))
 
 
@@ -58,8 +58,9 @@ def checkpoint_names() -> list[str]:
             found = [e.name for e in os.scandir(root) if os.path.isfile(os.path.join(e.path, "model_index.json"))]
             folders += [DIFFUSERS + name for name in sorted(found)]
     files = folder_paths.get_filename_list("checkpoints")
-    toys = sorted(set(files) & {path.name for path in ASSETS.glob("*.safetensors")}, key=lambda name: "flow" in name)
-    return [name for name in files if name not in toys] + folders + toys
+    toys = set(files) & {path.name for path in ASSETS.glob("*.safetensors")}
+    base_first = sorted(toys, key=lambda name: (len(name), name))
+    return [name for name in files if name not in toys] + folders + base_first
 
 
 def is_toy(file: Path) -> bool:

@@ -7,7 +7,7 @@ from looks import BEHIND, COVERED, CUT, DROP, EMPTY, MOST_EMPTY, NOTE, OURS, UNC
 from opened_files import lacks
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import PACK, QUICKSTART, ROOT, START, TINY_BASE, TINY_FLOW
+from lora_atelier.dev import PACK, QUICKSTART, ROOT, START, TINY_BASE, TINY_CLIP, TINY_FLOW
 
 pytestmark = pytest.mark.browser
 
@@ -111,7 +111,7 @@ def test_a_new_base_model_stands_on_one_that_it_takes(editor) -> None:
         const { value, options } = node.widgets.find((widget) => widget.name === "checkpoint");
         return [value, ...options.values];
     }""")
-    assert names[0] == names[1] and names[-2:] == [TINY_BASE.name, TINY_FLOW.name]
+    assert names[0] == names[1] and names[-3:] == [TINY_BASE.name, TINY_CLIP.name, TINY_FLOW.name]
 
 
 # Whether the sentence is seen from its first line on, and more than one: a path in it may be long.

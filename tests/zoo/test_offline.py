@@ -6,12 +6,12 @@ import torch
 from safetensors.torch import save_file
 from zoo.zoo import build
 
-from lora_atelier.dev import TINY_BASE, TINY_FLOW
+from lora_atelier.dev import TINY_BASE, TINY_CLIP, TINY_FLOW
 from lora_atelier.nodes.comfyui import models
 from lora_atelier.nodes.comfyui.offline import loader, outline_models
 from lora_atelier.trainer_core.lora_files.lora import layers_of
 
-ASSETS = [path for path in (TINY_BASE, TINY_FLOW) if path.exists()]
+ASSETS = [path for path in (TINY_BASE, TINY_CLIP, TINY_FLOW) if path.exists()]
 
 
 def lora(path, names, columns=64):
