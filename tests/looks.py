@@ -115,7 +115,7 @@ def faults(editor) -> list[str]:
     small = page.evaluate(SMALL)
     found = faint(page, OURS) + page.evaluate(CUT)
     found += [f"letters of the canvas: {small:.1f} px"] if small < LEAST_LETTERS else []
-    found += page.evaluate(BEHIND) + page.evaluate(OVERLAPS)
+    found += page.evaluate(BEHIND) + page.evaluate(OVERLAPS) + page.evaluate(COVERED)
     empty = page.evaluate(EMPTY, editor.vue)
     return found + [f"{title} is {share:.0%} empty" for title, share in empty if share > MOST_EMPTY]
 

@@ -24,6 +24,19 @@ VALUE = """([name, value]) => {
     widget.callback?.(value);
 }"""
 GET = "name => window.app.graph.nodes.find(each => each.subgraph).widgets.find(each => each.name === name).value"
+# Where a person presses an input: in the page's pixels.
+PLACE = """([name, vue]) => {
+    const node = window.app.graph.nodes.find(each => each.subgraph), { ds, canvas } = window.app.canvas;
+    const widget = node.widgets.find(each => each.name === name), box = canvas.getBoundingClientRect();
+    if (!vue) return [box.left + (node.pos[0] + 0.6 * node.size[0] + ds.offset[0]) * ds.scale,
+        box.top + (node.pos[1] + widget.y + 10 + ds.offset[1]) * ds.scale];
+    const within = document.querySelector(`[data-node-id="${node.id}"]`), words = widget.label ?? name;
+    const label = [...within.querySelectorAll("*")].find(each => !each.children.length &&
+        each.textContent.trim() === words).getBoundingClientRect(), y = label.top + label.height / 2;
+    const field = [...within.querySelectorAll("input, textarea")].map(each => each.getBoundingClientRect())
+        .find(({ top, bottom }) => top < y && y < bottom);
+    return [field.left + field.width / 2, y];
+}"""
 SIZES = "() => Object.fromEntries(window.app.graph.serialize().nodes.map(({ id, size }) => [id, size.map(Math.round)]))"
 READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
 TAB = "() => window.app.extensionManager.command.execute('Workspace.ToggleSidebarTab.atelier-runs')"
@@ -43,8 +56,22 @@ WRONG = [
     ("steps", -5, r"steps of Train a LoRA is -5; set it to a number from 1 to 1000000"),
     ("name", "../mine", r"The name '\.\./mine' cannot be a file name; use up to 100 letters"),
 ]
+MOST_ACTIONS = 8  # to train on pictures that lie in a folder: a press is one, and a text written
 # In place of the template's, which take a minute; more where pictures to show are taken.
 STEPS = int(os.environ.get("ATELIER_WALK_STEPS", "8"))
+
+
+def write(editor, name: str, text: str) -> int:
+    """Write a text into an input of the node, by mouse and keyboard; return how many actions that takes."""
+    page = editor.page
+    page.mouse.click(*editor.run(PLACE, [name, editor.vue]))
+    if not editor.vue:
+        page.locator(".graphdialog .value").wait_for()  # the canvas asks in a field of its own
+    page.keyboard.press("ControlOrMeta+A")
+    page.keyboard.type(text)
+    page.keyboard.press("Enter")
+    page.wait_for_function(f"([name, text]) => ({GET})(name) === text", arg=[name, text])
+    return 2
 
 
 @pytest.fixture
@@ -105,13 +132,13 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     run()
     status.get_by_text(f"Finished after {STEPS} steps").first.wait_for()
     page.wait_for_function(
-        "() => window.app.graph.nodes.find(node => node.type === 'SaveImage').imgs?.length || "
-        "document.querySelector('.lg-node img, [data-node-id] img')"
+        "() => { const node = window.app.graph.nodes.find(each => each.type === 'SaveImage');"
+        "return node.imgs?.length || document.querySelector(`[data-node-id='${node.id}'] img`); }"
     )
     seen("2-finished")
 
     # Fail, read why, and mend it.
-    editor.run(VALUE, ["folder", "my_pictures"])
+    actions = write(editor, "folder", "my_pictures")
     run()
     status.get_by_text("There is no folder 'my_pictures'").first.wait_for()
     status.get_by_text("Below is the run before.").first.wait_for()
@@ -130,9 +157,9 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
         if now := looked():
             found[f"{setting} {wrong}"] = now
         editor.run(VALUE, [setting, before])
-    editor.run(VALUE, ["trigger_word", "mychar"])
-    editor.run(VALUE, ["name", f"{name} of mine"])
+    actions += write(editor, "trigger_word", "mychar") + write(editor, "name", f"{name} of mine")
     run()
+    assert actions + 1 <= MOST_ACTIONS
     status.get_by_text(f"Finished after {STEPS} steps").first.wait_for()
     seen("5-mended")
 
