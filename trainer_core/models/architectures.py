@@ -269,6 +269,28 @@ ARCHITECTURES = (
         in_loras={r"visual_blocks_\d+_videoT|video_dec_block": "Kandinsky 6"},
         in_files={"visual_blocks.0.videoT.": "a Kandinsky 6 model"},
     ),
+    # Not in ComfyUI yet, as the next two: rows that wait for their classes.
+    Architecture(
+        kind="flux3_klein",
+        title="FLUX.3 klein",
+        classes=("Flux3",),
+        levels=middle("SimpleTuner's FLOW_SHIFT of this model", 6.93),
+        sampling=KLEIN,
+        few_steps=KLEIN_IN_FEW,
+        adapter="flux-3-klein-image-training-assistant",
+    ),
+    Architecture(
+        kind="moss_image",
+        title="MOSS-Image",
+        classes=("MossImage",),
+        levels=middle("KohakuMoss, which trains this model without a shift"),
+    ),
+    Architecture(
+        kind="fibo2",
+        title="Fibo 2",
+        classes=("Fibo2",),
+        levels=by_tokens("the dynamic shift of this model's scheduler", 1),
+    ),
     Architecture(
         kind="kandinsky5",
         title="Kandinsky 5",

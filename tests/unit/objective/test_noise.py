@@ -268,6 +268,9 @@ SHIFTS = {  # of pictures of so many tokens: what these models' own schedulers g
     "qwen_image_21": {256: math.exp(0.5), 4096: math.exp(0.5 + 0.4 * 3840 / 7936), 8192: math.exp(0.9)},
     "ltx2": {256: math.exp(2.05), 4096: math.exp(2.05)},
     "joyimage": {4096: 4.0},
+    "flux3_klein": {256: 6.93, 4096: 6.93},
+    "moss_image": {256: 1.0, 4096: 1.0},
+    "fibo2": {256: math.exp(0.5), 4096: math.exp(1.15)},
     "sensenova": {4096: 3.0},
 }
 
