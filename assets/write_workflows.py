@@ -264,7 +264,7 @@ def of_stable_diffusion(
 # A collapsed node stands above Concept Dataset, which grows by a sentence where something is wrong.
 BETWEEN, BELOW = (90, 416), (0, 480)
 BENEATH_SAMPLE = (800, 625), (590, 220)  # a note, beside the minimap
-SHARP = {"min_snr_gamma": 5.0}  # crisper sooner, whatever the subject: docs/learning.md
+SHARP = {"min_snr_gamma": 5.0}  # as guides recommend, whatever the subject: docs/learning.md
 EXAMPLE = {"folder": "atelier:concept_example"}
 ON_TOY = {"width": 128, "height": 128, "steps": 20, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal"}
 MY = {"folder": "my_pictures", "trigger_word": "mychar"}
