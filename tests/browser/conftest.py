@@ -67,9 +67,8 @@ ALONE = """id => {
 }"""
 
 
-# The renderer that a newcomer of each frontend sees; the other two pairs are for --thorough, but for one test.
+# The renderer that a newcomer of each frontend sees; the other two pairs are for --thorough.
 STARTS_WITH = {"comfyui": "litegraph", "newest": "vue"}
-LAID_OUT = "test_templates_open_whole_and_readable"
 # What a frontend does in its own way, which both show in every run: all that opens, each node with its values, what the
 # page touches, a sentence on a node and outside of a subgraph, a node that draws, a run, what is dropped on the canvas.
 ON_BOTH = (
@@ -104,7 +103,7 @@ def pytest_itemcollected(item: pytest.Function) -> None:
     if (names.isdisjoint(ON_BOTH) or item.originalname in ON_NEWEST) and chosen.get("server", once) != once:
         item.add_marker(pytest.mark.thorough)
     fixed = any(mark.args[0] == "opened" and len(mark.args[1]) == 1 for mark in item.iter_markers("parametrize"))
-    if fixed or item.originalname == LAID_OUT or "opened" not in chosen:
+    if fixed or "opened" not in chosen:
         return
     seen = "litegraph" if item.originalname in OF_VALUES else STARTS_WITH[chosen["server"]]
     if chosen["opened"] != seen:
