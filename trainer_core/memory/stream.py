@@ -50,6 +50,11 @@ class Stream:
             return parts
         return tuple(_pinned(part.cpu()) if self._side else part.cpu() for part in parts)
 
+    def replace(self, kept: Streamable, parts: tuple[Tensor, ...]) -> None:
+        """Give a weight other tensors, which wait in RAM; none of the old ones is on its way any more."""
+        self._arriving.pop(kept, None)
+        kept.parts = self.host(parts)
+
     @torch.compiler.disable  # transfers are no part of the computation
     def fetch(self, kept: Streamable) -> tuple[Tensor, ...]:
         """Fetch a weight's tensors to the device, and start copying the weights that are expected next."""

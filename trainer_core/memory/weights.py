@@ -82,7 +82,10 @@ class Kept:
         values, scale = self.rounded()
         parts = (values, scale if self.compute == "float8" else (127 * scale).flatten())
         self.kind = self.compute
-        self.parts = parts if self.stream is None else self.stream.host(parts)
+        if self.stream is None:
+            self.parts = parts
+        else:
+            self.stream.replace(self, parts)
 
     def _fetched(self) -> tuple[Tensor, ...]:
         return self.parts if self.stream is None else self.stream.fetch(self)  # pyright: ignore[reportAttributeAccessIssue]
