@@ -69,7 +69,7 @@ def test_every_row_is_whole():
         assert ("trainer's values" in levels.source) <= known.untried, known.kind
 
 
-def test_every_model_of_the_zoo_finds_its_row(name):
+def test_every_model_of_the_zoo_finds_its_row(name, caplog):
     _, patcher = build(name)
     if not ZOO[name].kind:
         return
@@ -83,6 +83,8 @@ def test_every_model_of_the_zoo_finds_its_row(name):
     assert "float32" in sentences[0] and "_" not in sentences[0].replace("v_prediction", "")
     assert all(sentence.endswith(".") and "None" not in sentence for sentence in sentences)
     assert set(remarks(patcher)) <= set(sentences) and any("untried" in each for each in sentences) == known.untried
+    remarks(patcher, SimpleNamespace(tokenizer=object()))
+    assert "fix your code" not in caplog.text  # as ComfyUI says of names that its configurations lack
 
 
 @pytest.mark.parametrize(("row", "step", "guidance"), [("flux_dev", 64, 1.0), ("z_image", 64, None)])
