@@ -297,7 +297,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--decoder-steps", type=int, default=1600)
+    parser.add_argument("--decoder-steps", type=int, default=800)
     return parser.parse_args(argv)
 
 

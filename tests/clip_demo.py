@@ -91,9 +91,9 @@ def describe_run(folder: Path, steps: int) -> RunConfig:
     )
 
 
-def learn(loaded: from_comfyui.Loaded, folder: Path, steps: int):
-    """Train a LoRA on hopping clips in a folder; return the model with it, as Load LoRA gives it."""
-    write_hops(folder / "clips", CLIPS)
+def learn(loaded: from_comfyui.Loaded, folder: Path, steps: int, count: int = CLIPS):
+    """Train a LoRA on so many hopping clips in a folder; return the model with it, as Load LoRA gives it."""
+    write_hops(folder / "clips", count)
     config = describe_run(folder / "clips", steps)
     source = ConnectedSource(config.base_model, LinkedModels(loaded.model, loaded.clip, loaded.vae))
     result = train_lora(config, folder / "hops.safetensors", folder / "cache", source=source)
