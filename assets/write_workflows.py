@@ -263,7 +263,7 @@ def of_stable_diffusion(
 
 # A collapsed node stands above Concept Dataset, which grows by a sentence where something is wrong.
 BETWEEN, BELOW = (90, 416), (0, 480)
-BENEATH_SAMPLE = (800, 625), (590, 220)  # a note, beside the minimap
+BENEATH_SAMPLE = (800, 625), (584, 220)  # a note, beside the minimap
 SHARP = {"min_snr_gamma": 5.0}  # as guides recommend, whatever the subject: docs/learning.md
 EXAMPLE = {"folder": "atelier:concept_example"}
 ON_TOY = {"width": 128, "height": 128, "steps": 20, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal"}
@@ -507,7 +507,7 @@ def captioned(graph: Graph, text: File) -> dict[str, Any]:
         linked={"dataset": (data, "DATASET"), "texts": (said, "generated_text")},
     )
     graph.note(
-        (1070, 200),
+        (1070, 190),
         (340, 360),
         "**Captions for a folder**\n\n1. **Concept Dataset**: write the *folder* of your pictures.\n2. **Load CLIP**: "
         "choose a vision model, as Qwen3-VL.\n3. **Caption Instruction**: choose what you train, and what captions "

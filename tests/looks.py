@@ -86,7 +86,7 @@ EMPTY = """vue => window.app.graph.nodes.filter(node => !node.flags.collapsed &&
 CUT = """() => [...document.querySelectorAll("[data-atelier-note] :is(.tiptap, .comfy-markdown-content)")]
     .filter(each => each.checkVisibility() && each.scrollHeight > each.clientHeight + 1)
     .map(each => `cut: ${each.textContent.slice(0, 40)}`)"""
-# Nodes of which a part lies beneath the editor's minimap, which it shows by default.
+# Nodes of which a part, more than a rounded pixel, lies beneath the editor's minimap, which it shows by default.
 COVERED = """() => {
     const map = document.querySelector("[data-testid=minimap-container]").getBoundingClientRect();
     const { ds, canvas } = window.app.canvas, from = canvas.getBoundingClientRect();
@@ -94,7 +94,7 @@ COVERED = """() => {
         const [left, top, width, height] = node.boundingRect;
         const right = (left + width + ds.offset[0]) * ds.scale + from.left;
         const bottom = (top + height + ds.offset[1]) * ds.scale + from.top;
-        return right > map.left && bottom > map.top;
+        return right > map.left + 1 && bottom > map.top + 1;
     }).map(node => `beneath the minimap: ${node.title}`);
 }"""
 SMALL = "() => 12 * window.app.canvas.ds.scale"  # pixels on the screen of the smallest letters that the canvas draws
