@@ -124,8 +124,12 @@ def check_fit(info: dict, nodes: dict, links: list) -> None:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_the_nodes_of_a_workflow_do_not_overlap(path: Path) -> None:
     nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
-    title = 30  # pixels above a node's position
-    boxes = [(n["id"], x, y - title, x + n["size"][0], y + n["size"][1]) for n in nodes for x, y in [n["pos"]]]
+    title = 30  # pixels above a node's position; all that a folded node shows
+    boxes = [
+        (node["id"], x, y - title, x + width, y if node["flags"].get("collapsed") else y + height)
+        for node in nodes
+        for (x, y), (width, height) in [(node["pos"], node["size"])]
+    ]
     for i, (a, left, top, right, bottom) in enumerate(boxes):
         for b, left_b, top_b, right_b, bottom_b in boxes[i + 1 :]:
             apart = right <= left_b or right_b <= left or bottom <= top_b or bottom_b <= top
