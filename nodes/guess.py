@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..trainer_core.common.wording import say
@@ -76,7 +77,8 @@ def family_of(prompt: Mapping[str, Any], base: BaseModelConfig) -> tuple[str, De
     from .comfyui.connected.architecture import architecture_of_file, defaults_of
 
     file = file_of_model(prompt, base.path)
-    if folders.is_toy(file):
-        return file.stem, TOY
     architecture = architecture_of_file(file)
-    return architecture.title, defaults_of(architecture)
+    usual = defaults_of(architecture)
+    if folders.is_toy(file):
+        return file.stem, replace(TOY, clip_step=usual.clip_step, clip_rate=usual.clip_rate)
+    return architecture.title, usual

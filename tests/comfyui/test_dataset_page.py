@@ -12,7 +12,7 @@ from PIL import Image
 from train_graph import changed, concept, node, train_graph
 
 from comfy_client import ComfyClient, ComfyServer, send
-from lora_atelier.dev import TINY_BASE
+from lora_atelier.dev import TINY_BASE, TINY_CLIP
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 
@@ -21,6 +21,12 @@ def ask(comfy: ComfyClient, name: str, graph: dict, of: str = "data", plan: str 
     """Ask as the page does; the status of the answer is in it."""
     status, answer = send(comfy, f"/atelier/dataset/{name}", {"prompt": graph, "node": of, "plan": plan, **more})
     return {"status": status, **answer}
+
+
+def linked_to(model: str, text: str) -> dict:
+    """Build the nodes of a linked model, by the names of two checkpoints."""
+    loaders = {name: node("CheckpointLoaderSimple", ckpt_name=file) for name, file in (("of", model), ("clip", text))}
+    return {**loaders, "base": node("AtelierConnectModel", model=["of", 0], clip=["clip", 1], vae=["of", 2])}
 
 
 def test_captions_are_changed_undone_and_never_overwritten_unasked(comfy: ComfyClient, pictures: Path) -> None:
@@ -155,6 +161,9 @@ def test_a_preview_opens_all_its_folders_and_odd_places_say_why(
         )
         image = Image.open(io.BytesIO(shown))
         assert (image.format, getattr(image, "n_frames", 1), image.size) == (form, frames, (64, 48))
+    linked = {**graph, **linked_to(TINY_CLIP.name, TINY_BASE.name)}
+    assert [each["name"] for each in ask(comfy, "open", linked)["pictures"]][-1] == "moving.mp4"
+    assert ask(comfy, "open", graph)["pictures"][-1]["name"] == "2.png"  # a model of pictures takes no clip
     (pictures / "moving.mp4").write_bytes(b"no film")
     asked = urlencode({"folder": folder, "picture": "moving.mp4", "as": "large"})
     status, answer = send(comfy, f"/atelier/pictures/view?{asked}")
