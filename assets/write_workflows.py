@@ -386,16 +386,17 @@ def with_clips(
     """
     clips = graph.add("AtelierClips", (0, below), (300, 180), take="chunk")
     base = graph.add("AtelierConnectModel", (360, 0), (300, 200), linked=linked)
+    # Use Connected Model grows by what it says of the model.
     data = graph.add(
         "AtelierConceptDataset",
-        (360, 420),
+        (360, 490),
         (300, 290),
         linked={"clip_settings": (clips, "CLIPS")},
         folder="my_clips",
         trigger_word="mymove",
     )
     drawn = {"sample_prompts": "{caption}", "sample_every": 250, "sample_frames": 33}
-    saves = graph.add("AtelierSaves", (450, 354), (170, 30), collapsed=True, **drawn)
+    saves = graph.add("AtelierSaves", (450, 445), (170, 30), collapsed=True, **drawn)
     graph.add(
         "AtelierTrain",
         (720, 150),
