@@ -43,7 +43,7 @@ SPREADS = (0.6, 0.25, 0.4, 0.06)  # of the three colours and of the slope over t
 
 
 def features(clips: torch.Tensor) -> torch.Tensor:
-    """Return what the encoder keeps of clips (N, 3, T, H, W) in -1..1: (N, 16, 1 + (T - 1) / 4, H / 8, W / 8).
+    """Encode clips (N, 3, T, H, W) in -1..1 by hand: (N, 16, 1 + (T - 1) / 4, H / 8, W / 8).
 
     Channels 4 k to 4 k + 2 are the mean colours of frame k of four, 4 k + 3 the slope of its brightness: across where k
     is even, down where it is odd. The first latent holds the first frame alone, as k = 0.

@@ -3,8 +3,8 @@
 python assets/write_workflows.py [FOLDER]
 
 A workflow is one function here: its nodes, what links them, and where they stand. A template opens fitted into three
-quarters of the window, so each stays within `ROOM`: then it opens at 0.6 or more of its size, where words are read.
-The editor's minimap lies over the lower right of the window, so nothing of a template stands there.
+quarters of the window, so each stays small: then it opens at 0.6 or more of its size, where words are read. The
+editor's minimap lies over the lower right of the window, so nothing of a template stands there.
 Values that are not given are the defaults of the nodes. The shipped files are what this script writes; a test compares.
 """
 
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-ROOM = (1560, 875)  # width and height of a workflow in the editor's units
 SCREEN, CLEAR = (1280, 720), (75, 115)  # pixels: of a small screen, and of the editor's menus left and above
 READABLE, LARGEST = 0.62, 0.85  # the scales at which files open; a run makes its node taller
 TINY = "atelier-tiny.safetensors"

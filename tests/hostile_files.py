@@ -246,6 +246,20 @@ RUN = '[base_model]\npath = "x"\n[[dataset.concepts]]\nfolder = "y"\n[train]\nst
 # --- readers -------------------------------------------------------------------------------------------------
 
 
+def of_films(read: Callable[[bytes], object]) -> Reader:
+    """Describe what reads the content of a film."""
+    return Reader(
+        lambda path: read(path.read_bytes()),
+        moving,
+        ("a.mp4", "a.webm"),
+        MOST_PIXELS,
+        MOST_FRAMES,
+        0,
+        mebibytes=1200,
+        errors=(FilmError,),
+    )
+
+
 def in_run(*names: str) -> Callable[[Path], object]:
     """Look at a run whose files are replaced, as lists and pages do."""
 
@@ -389,26 +403,8 @@ READERS = {
     "picture": Reader(
         load_picture, picture, ("a.png", "a.jpg", "a.gif"), MOST_PIXELS, 1, 0, mebibytes=1200, errors=DECODER_ERRORS
     ),
-    "clip": Reader(
-        lambda path: examine_film(path.read_bytes()),
-        moving,
-        ("a.mp4", "a.webm"),
-        MOST_PIXELS,
-        MOST_FRAMES,
-        0,
-        mebibytes=1200,
-        errors=(FilmError,),
-    ),
-    "clip of masks": Reader(
-        lambda path: examine_mask_clip(path.read_bytes(), MaskConfig()),
-        moving,
-        ("a.mp4", "a.webm"),
-        MOST_PIXELS,
-        MOST_FRAMES,
-        0,
-        mebibytes=1200,
-        errors=(FilmError,),
-    ),
+    "clip": of_films(examine_film),
+    "clip of masks": of_films(lambda film: examine_mask_clip(film, MaskConfig())),
     "mask": Reader(
         lambda path: read_mask(path, MaskConfig()),
         picture,
