@@ -32,6 +32,7 @@ interface GraphNode {
   graph: Graph;
   subgraph?: Graph;
   pos: [number, number];
+  readonly boundingRect: ArrayLike<number>; // left, top, width, height with its title
   showAdvanced?: boolean;
   constructor: { nodeData?: { display_name?: string } };
   size: [number, number];
@@ -59,6 +60,7 @@ interface GraphNode {
 interface Graph {
   id: string;
   nodes: GraphNode[];
+  extra?: { ds?: { scale: number; offset: number[] } }; // what its file holds; ds: the view
   add(node: GraphNode): void;
   remove(node: GraphNode): void;
   getNodeById(id: number | string): GraphNode | undefined;

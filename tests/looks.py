@@ -86,16 +86,21 @@ EMPTY = """vue => window.app.graph.nodes.filter(node => !node.flags.collapsed &&
 CUT = """() => [...document.querySelectorAll("[data-atelier-note] :is(.tiptap, .comfy-markdown-content)")]
     .filter(each => each.checkVisibility() && each.scrollHeight > each.clientHeight + 1)
     .map(each => `cut: ${each.textContent.slice(0, 40)}`)"""
-# Nodes of which a part, more than a rounded pixel, lies beneath the editor's minimap, which it shows by default.
+# Nodes of which a part, more than a rounded pixel, lies beneath the editor's minimap, which it shows by default, or
+# beneath its side panel, if one is open at the left.
 COVERED = """() => {
     const map = document.querySelector("[data-testid=minimap-container]").getBoundingClientRect();
+    const panel = document.querySelector(".side-bar-panel")?.getBoundingClientRect();
     const { ds, canvas } = window.app.canvas, from = canvas.getBoundingClientRect();
-    return window.app.graph.nodes.filter(node => {
-        const [left, top, width, height] = node.boundingRect;
-        const right = (left + width + ds.offset[0]) * ds.scale + from.left;
+    return window.app.graph.nodes.flatMap(node => {
+        const [x, top, width, height] = node.boundingRect;
+        const left = (x + ds.offset[0]) * ds.scale + from.left, right = left + width * ds.scale;
         const bottom = (top + height + ds.offset[1]) * ds.scale + from.top;
-        return right > map.left + 1 && bottom > map.top + 1;
-    }).map(node => `beneath the minimap: ${node.title}`);
+        return [
+            ...(right > map.left + 1 && bottom > map.top + 1 ? [`beneath the minimap: ${node.title}`] : []),
+            ...(panel?.width && left < panel.right - 1 ? [`beneath the side panel: ${node.title}`] : []),
+        ];
+    });
 }"""
 SMALL = "() => 12 * window.app.canvas.ds.scale"  # pixels on the screen of the smallest letters that the canvas draws
 
