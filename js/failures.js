@@ -23,6 +23,7 @@ let failed = {}, refused = {}; // of the open workflow, by the node's id in the 
 let early = []; // what failed before a run began, at its Train LoRA or before it
 let whole = false; // whether nothing of the prompt that was refused runs
 let heard = 0; // events of failures
+let form = false; // whether it was drawn as a form last
 /** @type {(() => void)[]} */
 const listeners = []; // that draw nodes of their own
 
@@ -278,6 +279,7 @@ function drop(node, before) {
 }
 
 function draw() {
+  form = isForm();
   for (const { id, node } of nodes())
     if (node.comfyClass?.startsWith("Atelier") && node.comfyClass !== "AtelierTrain") show(node, failureOf(id));
   for (const listen of listeners) listen(); // Train LoRA, and what stands for a subgraph with one, show it themselves
@@ -379,5 +381,6 @@ app.registerExtension({
   setup() {
     api.addEventListener("reconnected", refresh);
     window.addEventListener("storage", ({ key }) => key === KEPT && refresh()); // another tab's
+    setInterval(() => isForm() === form || draw(), DRAWN); // the editor tells nobody, and after a reload knows it late
   },
 });

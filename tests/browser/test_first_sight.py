@@ -144,6 +144,13 @@ def test_the_start_opens_as_an_app(editor, server: ComfyServer) -> None:
     editor.close_tours(IN_VIEW)
     editor.settle()
     editor.screenshot(f"app-{editor.version}")
+    for said in (0, 1):  # as a graph, where the dataset's node says it; and as an app again
+        editor.run(COMMAND, "Comfy.ToggleLinear")
+        editor.page.wait_for_function(
+            """said => [...document.querySelectorAll(".atelier-status")].filter(
+                each => each.checkVisibility() && each.textContent.includes("There is no folder")).length === said""",
+            arg=said,
+        )
     editor.run(COMMAND, "Comfy.ToggleLinear")
     editor.page.set_viewport_size(size)
     editor.settle()
