@@ -1,16 +1,22 @@
 """A session of training changes nothing about a MODEL for good, and nothing about what it predicts."""
 
+import comfy.ldm.modules.attention
 import comfy.model_management
 import comfy.ops
+import comfy_extras.nodes_model_advanced
 import pytest
 import torch
+from comfy.ldm.modules.attention import attention_pytorch
+from comfy.patcher_extension import CallbacksMP
 from zoo.again import again
 from zoo.trial import Trial, apart
 from zoo.zoo import VARIANTS, ZOO, build
 
 from lora_atelier.nodes.comfyui.connected import gradients
 from lora_atelier.nodes.comfyui.connected.architecture import remarks
+from lora_atelier.nodes.comfyui.connected.check import check_connected
 from lora_atelier.nodes.comfyui.connected.identity import digest_of_model
+from lora_atelier.nodes.comfyui.connected.live import ATTENTION
 from lora_atelier.trainer_core.memory import copied_before_written, recompute
 from lora_atelier.trainer_core.networks.network import WithDelta
 
@@ -162,22 +168,79 @@ def test_a_cancel_breaks_off_no_pass(monkeypatch):
     assert not comfy.model_management.processing_interrupted()
 
 
-def test_attention_is_torchs_own_whatever_the_model_asks_for():
+def without_gradients(*args, **kwargs):
+    """Compute attention in eight bits, as kernels without a backward pass do."""
+    with torch.no_grad():
+        return (attention_pytorch(*args, **kwargs) * 16).round() / 16
+
+
+def with_backend(patcher):
+    """Do what ModelAttentionBackend does, by the node itself where this ComfyUI has it."""
+    if node := getattr(comfy_extras.nodes_model_advanced, "ModelAttentionBackend", None):
+        return node().patch(patcher, "comfy kitchen attention")[0]
+    changed = patcher.clone()
+    changed.model_options["transformer_options"][ATTENTION] = lambda _, *args, **kwargs: without_gradients(
+        *args, **kwargs
+    )
+    return changed
+
+
+def sparse(patcher):
+    """Do what BlockSparseAttention does: put attention of its own over what is there, and again before each step."""
+    changed, installed = patcher.clone(), []
+
+    def install(_, __, model_options):
+        options = model_options["transformer_options"]
+        before = options.get(ATTENTION)
+        if before in installed:
+            return
+
+        def override(function, *args, mask=None, **kwargs):
+            if mask is None:
+                return without_gradients(*args, **kwargs)
+            return (before or (lambda given, *rest, **more: given(*rest, **more)))(function, *args, mask=mask, **kwargs)
+
+        installed.append(override)
+        options[ATTENTION] = override
+
+    install(None, None, changed.model_options)
+    changed.add_callback_with_key(CallbacksMP.ON_PREPARE_STATE, "block_sparse_attention", install)
+    changed.add_callback_with_key(CallbacksMP.ON_CLEANUP, "block_sparse_attention", lambda _: None)
+    return changed
+
+
+@pytest.mark.parametrize("nodes", [[with_backend], [sparse], [with_backend, sparse]])
+def test_a_node_that_sets_attention_draws_and_training_is_exact(nodes, monkeypatch):
+    registered = getattr(comfy.ldm.modules.attention, "REGISTERED_ATTENTION_FUNCTIONS", {})
+    monkeypatch.setitem(registered, "comfy_kitchen_int8", without_gradients)
     trial = Trial("sd3")
-
-    def without_gradients(function, *args, **kwargs):
-        with torch.no_grad():
-            return function(*args, **kwargs)
-
-    before = digest_of_model(trial.patcher), remarks(trial.patcher)
-    trial.patcher.model_options["transformer_options"]["optimized_attention_override"] = without_gradients
-    assert digest_of_model(trial.patcher) == before[0]  # so that a finished run is reused
-    assert [said[:58] for said in remarks(trial.patcher) if said not in before[1]] == [
+    with gradients.session(trial.patcher), trial.network.attached():
+        exact = [each.clone() for each in trial.gradients()]
+    before, plain = digest_of_model(trial.patcher), trial.predict({})
+    known = remarks(trial.patcher)
+    for node in nodes:
+        trial.patcher = node(trial.patcher)
+    options = trial.patcher.model_options["transformer_options"]
+    asked = options[ATTENTION]
+    with pytest.raises(ValueError, match="The VAE linked to Use Connected Model is none"):  # the MODEL is taken
+        check_connected(trial.patcher, None, None)
+    assert digest_of_model(trial.patcher) == before  # so that a finished run is reused
+    assert [said[:58] for said in remarks(trial.patcher) if said not in known] == [
         "A node before this one sets how the MODEL computes attenti"
     ]
+    assert not torch.equal(trial.predict(options), plain)
     with gradients.session(trial.patcher), trial.network.attached():
         assert trial.prove() == []
-    assert trial.patcher.model_options["transformer_options"]["optimized_attention_override"] is without_gradients
+        assert all(map(torch.equal, trial.gradients(), exact))
+    assert options[ATTENTION] is asked
+
+
+def test_a_node_that_swaps_the_attention_of_blocks_is_refused():
+    """As BlockSparseAttention does to MiniMax-H3, whose weights may be made for nothing else."""
+    _, patcher = build("sd3")
+    patcher.set_model_patch_replace(lambda args, extra: extra["original_block"](args), "dit", "double_block", 0)
+    with pytest.raises(ValueError, match=r"changed while it runs \(patches_replace\).*without that node"):
+        check_connected(patcher, None, None)
 
 
 def test_what_a_model_keeps_between_passes_is_dropped():
