@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..common.files import folder_size, move, remove_folder, write_json
-from ..common.leftovers import leftovers, remove
+from ..common.leftovers import leftovers, remove, unfinished
 from ..common.values import read_object
 from .choose import finished_checkpoint
-from .folder import CHECKPOINT, CHECKPOINTS, OPTIMIZER, RUN, Checkpoint, RunFolder, is_elsewhere
+from .folder import CHECKPOINT, CHECKPOINTS, OPTIMIZER, Checkpoint, RunFolder, claiming, is_elsewhere
 
 KINDS = ("step-*", "damaged-step-*")  # of folders of saves: sound ones, and damaged ones that were renamed
 OLD = 3600.0  # seconds after which a deletion has certainly ended
@@ -84,17 +84,16 @@ def delete_saves(run: RunFolder, steps: Collection[int]) -> None:
 
 
 def delete_run(path: Path) -> None:
-    """Delete the whole folder of a run, readable or not; raises as `clear` does."""
-    about, aside = path / RUN, path / f"{RUN}.deleted"
-    with _for_deleting(path):
-        if about.exists():
-            move(about, aside)  # from here on it is no run any more
-    try:
-        remove_folder(path)  # Windows moves no folder with an open lock, or an open log, in it
-    except OSError:
-        if aside.exists():
-            move(aside, about)
-        raise
+    """Delete the whole folder of a run, readable or not; raises as `clear` and `claiming` do, and OSError.
+
+    It is moved first: where that is refused, the run is whole, and what a killed process leaves of it is no run.
+    """
+    with unfinished(path) as doomed:
+        with claiming(path.parent):  # so that nobody takes the run up meanwhile
+            with _for_deleting(path):
+                pass  # nobody trains it; Windows moves no folder with an open lock in it
+            move(path, doomed)
+        remove(doomed)
 
 
 def old_leftovers(runs: Path) -> list[Clearable]:

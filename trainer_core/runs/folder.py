@@ -540,7 +540,7 @@ def find_runs(runs: Path, note: Callable[[str], None] | None = None) -> list[Run
     found, skipped = [], []
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         try:
-            if path.is_dir() and (path / RUN).exists():
+            if not path.name.startswith(".") and path.is_dir() and (path / RUN).exists():
                 run = open_run(path)
                 run.saves()  # raises OSError where they cannot be listed
                 found.append(run)

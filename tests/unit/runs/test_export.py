@@ -4,6 +4,7 @@ import io
 import json
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from PIL import Image
@@ -13,13 +14,13 @@ from windows_rules import on_linux
 
 from lora_atelier.trainer_core.common import windows
 from lora_atelier.trainer_core.common.files import write_json
-from lora_atelier.trainer_core.common.leftovers import TEMPORARY
-from lora_atelier.trainer_core.runs import describe, open_run, signature, thumbnail_of
-from lora_atelier.trainer_core.runs.catalogue import describe_in_detail
+from lora_atelier.trainer_core.common.leftovers import TEMPORARY, leftovers
+from lora_atelier.trainer_core.runs import clean, describe, folder, open_run, signature, thumbnail_of
+from lora_atelier.trainer_core.runs.catalogue import describe_in_detail, run_paths
 from lora_atelier.trainer_core.runs.clean import delete_run, delete_saves, saves_of
 from lora_atelier.trainer_core.runs.detail import MOST_SETTINGS, settings_of
 from lora_atelier.trainer_core.runs.export import export_save, save_to_export, write_archive
-from lora_atelier.trainer_core.runs.folder import PARTS, RunFolder
+from lora_atelier.trainer_core.runs.folder import PARTS, RunFolder, claiming, find_runs
 
 pytestmark = pytest.mark.usefixtures("as_windows")  # which refuses more than any other system does
 
@@ -130,7 +131,28 @@ def test_a_run_whose_log_is_open_stays_whole_and_is_deleted_afterwards(run, monk
         delete_run(run.path)
     assert {*before} <= {*run.path.rglob("*")} and open_run(run.path).about == run.about
     delete_run(run.path)
-    assert not list(run.path.parent.iterdir())
+    assert not list(run.path.parent.glob("[!.]*"))
+
+
+@pytest.mark.parametrize("name", ["move", "remove"])
+def test_a_deletion_that_is_broken_off_leaves_the_whole_run_or_none(run, monkeypatch, name):
+    before = sorted(run.path.rglob("*"))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(clean, name, mock.Mock(side_effect=KeyboardInterrupt))
+        delete_run(run.path)
+    runs = run.path.parent
+    if name == "move":
+        assert {*before} <= {*run.path.rglob("*")} and open_run(run.path).about == run.about
+    else:
+        assert find_runs(runs) == run_paths(runs) == [] and leftovers(runs)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_run_goes_where_nobody_trains_it_or_is_about_to(run, monkeypatch, trained):
+    monkeypatch.setattr(folder, "CLAIM", 0.05)
+    with run.locked() if trained else claiming(run.path.parent), pytest.raises(RuntimeError):
+        delete_run(run.path)
+    assert open_run(run.path).about == run.about
 
 
 @pytest.mark.parametrize("part", PARTS)
