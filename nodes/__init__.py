@@ -5,7 +5,7 @@ from .base_model import AtelierLoadBaseModel
 from .captions import AtelierCaptions
 from .clips import AtelierClips
 from .comfyui import failures, shown
-from .comfyui.folders import register_assets
+from .comfyui.folders import accept_other_slashes, register_assets
 from .comfyui.tiny import register_tiny_model
 from .compare import AtelierCompareLoras
 from .connect_model import AtelierConnectModel
@@ -106,6 +106,7 @@ class AtelierExtension(ComfyExtension):
         register_outward_routes()
         register_queue_routes()
         register_import()
+        accept_other_slashes()
         failures.follow_prompts()
         shown.follow_prompts()
 

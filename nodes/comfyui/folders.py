@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import comfy.diffusers_load
@@ -34,6 +36,7 @@ from ...trainer_core.workflow.settings import plain_path
 from .allowed import allowed_folders
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
+OURS = "Atelier"  # before the names of our classes of nodes
 EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
 DIFFUSERS = "diffusers/"  # in front of diffusers folders in the list of checkpoints
 UPLOADS, UPLOADED = "loras", "uploaded: "  # folder of input/, and what stands before a name from there
@@ -61,6 +64,33 @@ def checkpoint_names() -> list[str]:
     toys = set(files) & {path.name for path in ASSETS.glob("*.safetensors")}
     base_first = sorted(toys, key=lambda name: (len(name), name))
     return [name for name in files if name not in toys] + folders + base_first
+
+
+def accept_other_slashes() -> None:
+    """Let prompts name model files as another system lists them; only while ComfyUI starts."""
+    PromptServer.instance.add_on_prompt_handler(_with_our_slashes)
+
+
+def _with_our_slashes(asked: dict[str, Any]) -> dict[str, Any]:
+    """Name files as this machine lists them: Windows saves SDXL\\base.safetensors, others SDXL/base.safetensors."""
+    prompt = asked.get("prompt")
+    for node in prompt.values() if isinstance(prompt, dict) else ():
+        if isinstance(node, dict) and str(node.get("class_type")).startswith(OURS):
+            _rename_files(node.get("inputs"))
+    return asked
+
+
+def _rename_files(inputs: Any) -> None:
+    for name, value in inputs.items() if isinstance(inputs, dict) else ():
+        names = LISTS.get(name.rpartition(".")[2])
+        if names is not None and isinstance(value, str):
+            inputs[name] = as_listed(value, names())
+
+
+def as_listed(name: str, names: Sequence[str]) -> str:
+    """Find a name in a list, whichever slashes either has; give it back as it is where the list lacks it."""
+    alike = (each for each in names if each.replace("\\", "/") == name.replace("\\", "/"))
+    return name if name in names else next(alike, name)
 
 
 def is_toy(file: Path) -> bool:
@@ -125,6 +155,15 @@ def lora_path(name: str, setting: str) -> Path:
     if name not in lora_names() or not access().allows(path):
         raise ValueError(f"There is no file {name!r}; set {setting} to one of the list (press R to refresh it).")
     return path
+
+
+LISTS = {  # inputs of our nodes that name a file of a list -> what lists the files
+    "checkpoint": checkpoint_names,
+    "vae": functools.partial(file_names, "vae"),
+    **dict.fromkeys(("text_encoder", "text_encoder_2"), functools.partial(file_names, "text_encoders")),
+    "lora_name": lora_names,
+    **dict.fromkeys(("tuned", "base"), model_names),
+}
 
 
 def state_of(path: Path) -> str:
@@ -227,9 +266,11 @@ def places_of(folder: str, node: str) -> list[Path]:
     path = Path(os.path.expanduser(text))
     if path.is_absolute():
         return [path]
-    if ".." in path.parts:
+    slashed = text if PureWindowsPath(text).drive else text.replace("\\", "/")  # as Windows saves it
+    paths = dict.fromkeys((path, Path(slashed)))
+    if any(".." in each.parts for each in paths):
         raise ValueError(f"The folder {text!r} contains '..'; set folder of {node} to the full path.")
-    return [root / path for root in _dataset_roots()]
+    return [root / each for each in paths for root in _dataset_roots()]
 
 
 def dataset_folders() -> list[str]:

@@ -28,7 +28,8 @@ def test_a_lora_is_continued_on_top_of_another(comfy: ComfyClient, server: Comfy
     old = f"atelier{os.sep}{name}-old.safetensors"
 
     # One of the graph is continued, the file lies beneath: MODEL and CLIP are what ComfyUI makes of both files.
-    graph["beneath"] = existing(["lora", 0], use="beneath", lora_name=old, strength=0.7)
+    elsewhere = old.replace(os.sep, "\\/"[os.sep == "\\"])  # as a workflow of another system names it
+    graph["beneath"] = existing(["lora", 0], use="beneath", lora_name=elsewhere, strength=0.7)
     graph["continued"] = existing(["beneath", 0], use="continue", lora=["train", 2])
     other = {"name": f"{name}-new", "lora_config": ["continued", 0], "seed": 3}
     graph["again"] = node("AtelierTrain", **{**graph["train"]["inputs"], **other})
