@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..trainer_core.config import CaptionConfig
-from ..trainer_core.workflow.settings import plain_path, read_concept
+from ..trainer_core.workflow.settings import plain_path, read_concept, slashed
 from .comfyui import folders
 from .node import Node
 from .schema import schema
@@ -53,7 +53,7 @@ class AtelierConceptDataset(Node):
         given = captions_from or {}
         captions = CaptionConfig(
             source="table" if given.get("caption_file", "").strip() else "text_file",
-            file=plain_path(given.get("caption_file", ""), CaptionConfig.named("file")),
+            file=slashed(plain_path(given.get("caption_file", ""), CaptionConfig.named("file"))),
         )
         return folders.fingerprint(folders.find_folder(folder, NODE), captions=captions)
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import comfy.diffusers_load
@@ -32,7 +32,7 @@ from ...trainer_core.common.wording import say
 from ...trainer_core.config import ConceptConfig, DatasetConfig
 from ...trainer_core.config.saves import LONGEST, plain_name
 from ...trainer_core.models.files.safetensors_file import is_readable
-from ...trainer_core.workflow.settings import plain_path
+from ...trainer_core.workflow.settings import plain_path, slashed
 from .allowed import allowed_folders
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
@@ -258,7 +258,7 @@ def unknown_place(folder: str) -> Path | None:
 
 def places_of(folder: str, node: str) -> list[Path]:
     """List the places that a folder's name may mean; nothing is touched. Raises ValueError for what can be none."""
-    text = plain_path(folder, f"folder of {node}")
+    text = slashed(plain_path(folder, f"folder of {node}"))
     if not text:
         raise ValueError(f"folder of {node} is empty; set it to the folder of your pictures, or to {EXAMPLE}.")
     if text == EXAMPLE:
@@ -266,11 +266,9 @@ def places_of(folder: str, node: str) -> list[Path]:
     path = Path(os.path.expanduser(text))
     if path.is_absolute():
         return [path]
-    slashed = text if PureWindowsPath(text).drive else text.replace("\\", "/")  # as Windows saves it
-    paths = dict.fromkeys((path, Path(slashed)))
-    if any(".." in each.parts for each in paths):
+    if ".." in path.parts:
         raise ValueError(f"The folder {text!r} contains '..'; set folder of {node} to the full path.")
-    return [root / each for each in paths for root in _dataset_roots()]
+    return [root / path for root in _dataset_roots()]
 
 
 def dataset_folders() -> list[str]:

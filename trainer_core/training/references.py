@@ -18,7 +18,7 @@ from ..data.scan import Index, file_at, resolve_folder
 from ..data.scan.pictures import facts_of, reading
 from ..models import BaseModel
 from ..objective import Term, prompts, texts_beside
-from ..workflow.settings import plain_path
+from ..workflow.settings import plain_path, slashed
 from .encoded import Seen
 
 
@@ -142,7 +142,7 @@ def _switch() -> str:
 
 def _find(name: str, folders: Sequence[Path], access: Access) -> Path:
     """Find a control picture by its full path, or by its name in the first of some folders that has it."""
-    named = Path(os.path.expanduser(plain_path(name, _switch())))
+    named = Path(os.path.expanduser(slashed(plain_path(name, _switch()))))
     places = [named] if named.is_absolute() else [folder / named for folder in folders]
     if not places:
         raise ValueError(f"{_switch()} is {name!r:.200}, and no concept has control pictures; write the full path.")

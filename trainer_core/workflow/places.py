@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
 from ..common.access import real_path
-from .settings import plain_path
+from .settings import plain_path, slashed
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 EXAMPLE = "atelier:concept_example"  # the pictures that come with the pack
@@ -47,11 +47,9 @@ class Folders:
 
     def find_folder(self, folder: str, node: str) -> Path:
         """Find a folder of pictures: a full path, one in input/ or datasets/, or the example."""
-        text = plain_path(folder, f"folder of {node}")
+        text = slashed(plain_path(folder, f"folder of {node}"))
         if text == EXAMPLE:
             return real_path(ASSETS / "concept_example")
-        if not PureWindowsPath(text).drive:  # a folder below ComfyUI's own, as Windows saves it
-            text = text.replace("\\", "/")
         path = Path(os.path.expanduser(text))
         base = self.comfyui or Path()
         roots = [base / "input", base / "datasets", *_extra_folders(self.comfyui, "datasets"), Path()]

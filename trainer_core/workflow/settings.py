@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple, Protocol
 
 from ..config import (
@@ -144,7 +144,7 @@ def read_concept(
     """Read Concept Dataset: the concepts so far and this one."""
     texts, own = fields_of(CaptionConfig, values), fields_of(ConceptConfig, values)
     if "file" in texts:
-        texts["file"] = plain_path(texts["file"], CaptionConfig.named("file"))
+        texts["file"] = slashed(plain_path(texts["file"], CaptionConfig.named("file")))
     own |= picture_settings.values if picture_settings else {}
     own["folder"] = str(places.find_folder(folder, ConceptConfig.NODE))
     concept = ConceptConfig(captions=caption_settings.replace(**texts), clips=clip_settings, **own)
@@ -276,6 +276,11 @@ def plain_path(text: str, setting: str) -> str:
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError(f"{setting} has a character that no path can have; type it again.")
     return text
+
+
+def slashed(path: str) -> str:
+    """Write a path that leads on from a folder with the slashes that every system reads; Windows saves its own."""
+    return path if path[:1] in "/~" or PureWindowsPath(path).drive else path.replace("\\", "/")
 
 
 # --- how it is trained -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from lora_atelier.trainer_core.data.masks import folder_beside
 from lora_atelier.trainer_core.data.scan import resolve_folder
 from lora_atelier.trainer_core.workflow import places as module
 from lora_atelier.trainer_core.workflow.places import ASSETS, Folders
-from lora_atelier.trainer_core.workflow.settings import plain_path
+from lora_atelier.trainer_core.workflow.settings import plain_path, read_concept, slashed
 
 
 @pytest.fixture
@@ -68,6 +68,14 @@ def test_a_mapped_drive_is_kept(comfy: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module.os.path, "realpath", lambda path: rf"\\nas\{path}")  # as of Z: on Windows
     found = (Folders(comfy).find_folder("cats", "x"), resolve_folder(f"{cats}"), folder_beside(cats.parent, "cats"))
     assert found == (cats, cats, cats)
+
+
+def test_a_path_below_a_folder_has_the_slashes_of_every_system(comfy: Path) -> None:
+    places = Folders(comfy)
+    dataset = read_concept(places, "cats", captions_from={"captions_from": "table", "caption_file": "texts\\all.csv"})
+    assert dataset.concepts[0].captions.file == "texts/all.csv"
+    for kept in ("C:\\my cats", "C:my cats\\all.csv", "/data/a\\b", "~/a\\b", ""):
+        assert slashed(kept) == kept
 
 
 @pytest.mark.parametrize("text", ["\\\\?\\C:\\my cats", "//?/C:\\my cats", ' "\\\\?\\C:\\my cats" '])
