@@ -14,19 +14,22 @@ class Subset(NamedTuple):
     count: int
 
 
-_now: list[Subset | None] = [None]  # not for each thread: backward passes on a device have a thread of their own
+# Not for each thread, as backward passes on a device have a thread of their own. No stack, since compiled code, which
+# asks what is computed now, would be compiled anew at another depth.
+_now: Subset | None = None
 
 
 def current_subset() -> Subset | None:
     """The samples that are computed now; None: all samples, in their order."""
-    return _now[-1]
+    return _now
 
 
 @contextmanager
 def computing(subset: Subset | None) -> Iterator[None]:
     """Compute only some samples of the micro-batch inside a `with` block."""
-    _now.append(subset)
+    global _now
+    before, _now = _now, subset
     try:
         yield
     finally:
-        _now.pop()
+        _now = before

@@ -1,6 +1,7 @@
 """What a LoRA can be besides plain: Tucker, DoRA, other beginnings, a scalar, dropouts, bounded norms, baked."""
 
 import copy
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
@@ -396,8 +397,11 @@ def test_a_model_with_options_compiles_and_computes_the_same():
     assert torch.allclose(*found, rtol=1e-4, atol=1e-7)
 
 
-def test_layers_with_dropout_share_one_program_for_all_micro_batches():
-    """What is drawn is that of layers that are not compiled: masks of the seed, the micro-batch and the layer."""
+@pytest.mark.parametrize(
+    "options", [{"dropout": 0.3, "rank_dropout": 0.2, "module_dropout": 0.3}, {"timestep_rank": 1, "init": "pissa"}]
+)
+def test_layers_with_masks_share_one_program_for_all_micro_batches(options):
+    """The masks are those of layers that are not compiled: of the seed, the micro-batch, its times and the layer."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     found = []
@@ -405,22 +409,23 @@ def test_layers_with_dropout_share_one_program_for_all_micro_batches():
         torch.manual_seed(0)
         toy = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
         toy.config = Toy().config
-        drops = {"dropout": 0.3, "rank_dropout": 0.2, "module_dropout": 0.3}
-        network = network_on(toy.requires_grad_(False), config_of(**drops))
+        network = network_on(toy.requires_grad_(False), config_of(**options))
         move(network)
         with network.attached():
             for layer in toy if compiled else ():
                 layer.forward = torch.compile(layer.forward, backend="aot_eager", fullgraph=True)
             for index in range(4):
                 network.set_micro_batch(index)
+                network.set_times(torch.tensor([1.0, 0.5, 0.0, index / 4]), network.chosen[0].part)
                 network.zero_grad()
-                toy(torch.ones(4, 5, 16, requires_grad=True)).square().mean().backward()
+                with computing(None) if index % 2 else nullcontext():  # as a recomputed block
+                    toy(torch.ones(4, 5, 16, requires_grad=True)).square().mean().backward()
                 found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()
     for own, other in zip(found[:4], found[4:], strict=True):
         assert torch.allclose(own, other, rtol=1e-5, atol=1e-8)
-    assert not torch.allclose(found[0], found[1], rtol=0.1)
+    assert not torch.allclose(found[0], found[3], rtol=0.1)
 
 
 def test_dora_and_other_beginnings_are_one_program_without_a_break():

@@ -84,7 +84,7 @@ class Dropouts:
         """
         if not self.least_rank or self.times is None:
             return None
-        return _acting(self, x, rank)  # pyright: ignore[reportCallIssue]
+        return _acting(self, x, rank)
 
     def _mask(self, kind: str, chance: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
         if not chance or not self.drawing:
@@ -94,7 +94,6 @@ class Dropouts:
         return _draw(self, kind, chance, shape, like)
 
 
-@torch.compiler.disable  # else each new micro-batch would compile a new program
 def _acting(dropouts: Dropouts, like: Tensor, rank: int) -> Tensor | None:
     """Compute the mask of `Dropouts.timestep_mask`, in dtype and device of `like`; None for an input of no sample."""
     assert dropouts.times is not None
