@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import server_time
 import warm
 import websocket
 
@@ -149,7 +148,6 @@ class ComfyServer:
         port = int(self.url.rpartition(":")[2]) if self.url else free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.process = self._spawn(server_command(self.comfyui, self.base, port, *self.extra, cpu=self.cpu))
-        server_time.server_starts(self.process.pid)
         deadline = time.monotonic() + timeout
         while not self.answers():
             ended = self.process.poll() is not None
@@ -193,7 +191,6 @@ class ComfyServer:
         """End the process in good order, by force after ten seconds."""
         if self.process is None:
             return
-        server_time.server_ends(self.process.pid, child=not self.warmed)
         self.process.terminate()
         try:
             self.process.wait(10)
@@ -203,7 +200,6 @@ class ComfyServer:
     def kill(self) -> None:
         """End the process at once, as a crash would."""
         assert self.process is not None
-        server_time.server_ends(self.process.pid, child=not self.warmed)
         self.process.kill()
         self.process.wait()
 

@@ -32,7 +32,8 @@ for name, count in (("every run", 33), ("thorough", 100)):  # examples; tests/ex
 def pytest_configure(config: pytest.Config) -> None:
     """Measure the processor time of each file; choose how many examples properties are tried with."""
     settings.load_profile("thorough" if config.getoption("thorough") else "every run")
-    config.pluginmanager.register(processor_time.ProcessorTime())
+    shares = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    config.pluginmanager.register(processor_time.ProcessorTime(shares=shares))
     if config.getoption("without_asserts"):
         os.environ["PYTHONOPTIMIZE"] = "1"  # of what starts from here on: servers, and with -n the tests themselves
 

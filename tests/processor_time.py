@@ -6,13 +6,14 @@ import json
 import os
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
-from server_time import of_servers, spent
 
 SHOWN = 20  # files, and tests
-TOLD = "ATELIER_TIME_OF_SERVERS"  # names the file to which each process of the tests adds a line of numbers
+TOLD = "ATELIER_TIME"  # names the file to which each process of the tests adds a line of numbers
+SPENT, AT_START = "processor seconds", "imports and collection"  # of reports; the second is a row of the list, too
 EVERY = 25  # tests between two looks at the yardstick
 WORK = [{"number": number, "text": str(number), "list": [number] * 5} for number in range(1500)]
 
@@ -24,51 +25,101 @@ def yardstick() -> float:
     return time.process_time() - before
 
 
-class ProcessorTime:
-    """Measures each test, wherever it runs, and lists the files that take most at the end."""
+def own() -> float:
+    """Read the seconds of this process alone."""
+    times = os.times()
+    return times.user + times.system
 
-    def __init__(self) -> None:
+
+def spent() -> float:
+    """Add up the seconds of this process and of all that it has started, such as servers and a browser at work."""
+    left, seconds = _children(os.getpid()), sum(os.times()[:4])
+    while left:
+        number = left.pop()
+        seconds += _of_process(number)
+        left += _children(number)
+    return seconds
+
+
+def _children(number: int) -> list[int]:
+    """List the processes that a process has started and that live; none where the system does not tell."""
+    try:
+        texts = [path.read_text(encoding="ascii") for path in Path(f"/proc/{number}/task").glob("*/children")]
+    except OSError:
+        return []
+    return [int(each) for text in texts for each in text.split()]
+
+
+def _of_process(number: int) -> float:
+    """Read the seconds of a living process, and of its own that have ended; 0 where the system does not tell."""
+    try:
+        stat = Path(f"/proc/{number}/stat").read_text(encoding="ascii")
+    except OSError:
+        return 0.0
+    ticks = stat.rpartition(")")[2].split()[11:15]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+class ProcessorTime:
+    """Measures each test, wherever it runs, and lists the files that take most at the end.
+
+    shares: this process only hands the tests to others, each of which measures itself and what it starts.
+    """
+
+    def __init__(self, *, shares: bool) -> None:
         self._files: Counter[str] = Counter()
         self._tests: Counter[str] = Counter()
+        self._shares = shares
+        self._last = self._total = 0.0
         self._begun = 0  # tests
         self._yardsticks: list[float] = []
 
+    def _lap(self) -> float:
+        """Measure the seconds since the lap before: none where more is lost of processes that nobody waited for."""
+        now = own() if self._shares else spent()
+        lap, self._last = max(0.0, now - self._last), now
+        self._total += lap
+        return lap
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
-        """Note the time before a test and its fixtures."""
+        """Note the time before a test and its fixtures; before the first one, libraries were imported."""
         if self._begun % EVERY == 0:
             self._yardsticks.append(yardstick())
+        lap = self._lap()
+        if not self._begun:
+            item.user_properties.append((AT_START, lap))
         self._begun += 1
-        item.stash[BEFORE] = spent()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-        """Put the time of a test into its last report."""
+        """Put the time of each phase of a test into its report: a browser that ends in the last takes its own along."""
         report = yield
-        if call.when == "teardown":  # a process that is killed takes the time of its own with it
-            report.user_properties.append(("processor seconds", max(0.0, spent() - item.stash[BEFORE])))
+        report.user_properties.append((SPENT, self._lap()))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up what the reports of a file say."""
-        seconds = [value for name, value in report.user_properties if name == "processor seconds"]
-        spent = float(str(seconds[-1])) if seconds else 0.0
-        self._files[report.nodeid.split("::")[0]] += spent
-        self._tests[report.nodeid] += spent
+        told = dict(report.user_properties)
+        seconds = told.get(SPENT, 0.0)  # the end of a process that crashed comes without
+        self._files[report.nodeid.split("::")[0]] += seconds
+        self._tests[report.nodeid] += seconds
+        if report.when == "setup":
+            self._files[AT_START] += told.get(AT_START, 0.0)
 
     @pytest.hookimpl(trylast=True)  # when the fixtures have ended their servers
     def pytest_sessionfinish(self) -> None:
-        """Tell dev.py of the servers' time, which the system does not add to that of this process, and of the speed."""
+        """Tell dev.py what this process has spent with all that it started, and how fast it was."""
+        lap = self._lap()
+        if self._shares:
+            self._files["what hands the tests out"] += lap
         if told := os.environ.get(TOLD):
             with open(told, "a", encoding="ascii") as file:
-                file.write(" ".join(map(str, [of_servers(), *self._yardsticks])) + "\n")
+                file.write(" ".join(map(str, [self._total, *self._yardsticks])) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """List the files that took most."""
         terminalreporter.section(f"processor seconds: {sum(self._files.values()):.0f}", sep="-")
         for name, seconds in [*self._files.most_common(SHOWN), *self._tests.most_common(SHOWN)]:
             terminalreporter.write_line(f"{seconds:7.1f}  {name}")
-
-
-BEFORE = pytest.StashKey[float]()
