@@ -1,4 +1,7 @@
-"""The nodes: each is a schema, an unpacking, one core call and a return."""
+"""The nodes: each is a schema, an unpacking, one core call and a return.
+
+The inputs of a node that sets a run are rows of `trainer_core/config/`, in the order of `config/forms/`.
+"""
 
 from .average import AtelierAverageSaves
 from .base_model import AtelierLoadBaseModel

@@ -55,7 +55,14 @@ def test_what_counts_as_a_type(code: str, found: set[str]) -> None:
     assert types_of(code) == found
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+FOLDERS = [  # what each folder's docstring says
+    path.relative_to(ROOT).as_posix()
+    for room in ("trainer_core", "nodes")
+    for path in (ROOT / room).rglob("__init__.py")
+]
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md", *FOLDERS])
 def test_every_module_that_the_docs_name_is_there(page: str) -> None:
     known = {
         path.name for folder in ("trainer_core", "nodes", "tests", "bench", "assets", ".") for path in modules(folder)

@@ -1,6 +1,7 @@
 """Base models: the interface for training (`base.py`), model files, and Stable Diffusion behind it.
 
-Another kind of model is another folder beside `sd/`; `source_of` chooses. Models that ComfyUI has loaded are behind the
+A new architecture is a row of `architectures.py`, whether ComfyUI or this folder loads it. Another kind of model is
+another folder beside `sd/`; `source_of` chooses. Models that ComfyUI has loaded are behind the
 same interface in `nodes/comfyui/connected/`, and reach a run as a `Chosen` that opens them.
 """
 

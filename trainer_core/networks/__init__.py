@@ -1,4 +1,7 @@
-"""The network that a run trains: small layers attached to a frozen base model, and trained embeddings."""
+"""The network that a run trains: small layers attached to a frozen base model, and trained embeddings.
+
+A new adapter kind is a row of `config/algorithms.py` and a module of `layers/`.
+"""
 
 from .blocks import parse_numbers, remarks_on_blocks
 from .choose import TrainedLayer, choose_layers

@@ -1,4 +1,7 @@
-"""The objective that a run minimises: noise levels, noise, targets, weights, the loss and its terms."""
+"""The objective that a run minimises: noise levels, noise, targets, weights, the loss and its terms.
+
+No formula counts axes: which there are, `common/axes.py` says. The tables of poolings in `noise.py` name each count.
+"""
 
 from .draws import Batch, DrawIndex, Draws, draws_at
 from .objective import Objective

@@ -1,4 +1,8 @@
-"""Optimizers and everything around their steps: schedule, clipping, rounding, averages, the noise scale."""
+"""Optimizers and everything around their steps: schedule, clipping, rounding, averages, the noise scale.
+
+A new optimizer is a row of `config/optimizer_table.py`, and a library of its own a function of `libraries.py`. A new
+shape of the schedule has its words in `config/scheduler.py` and its formula in `schedule.py`.
+"""
 
 from .average import Ema, averaged
 from .build import arguments, averages, build_optimizer, check_optimizer, describe, estimates, is_matrix, remarks

@@ -1,5 +1,7 @@
 """Any MODEL, CLIP and VAE that ComfyUI has loaded, as a base model of the core.
 
+Which architectures there are is a table: `trainer_core/models/architectures.py`.
+
 live: the models as they are wired · check: refusals · model: the base model and its source · wired: what its parts
 share · predicting: denoiser, conditions and layers · encoding: text, autoencoder and control pictures · host: ComfyUI,
 which moves the weights and draws the samples · denoiser: raw predictions · text and vae: through CLIP and VAE · noise:
