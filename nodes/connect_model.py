@@ -42,22 +42,25 @@ class AtelierConnectModel(Node):
         boundary: float = 0.0,
         model_high: Any = None,
         switch_every: int = 0,
+        clip_vision: Any = None,
     ) -> io.NodeOutput:
         """Check the models, and describe what was found."""
         from .comfyui.connected.architecture import describe, name_of
-        from .comfyui.connected.check import check_connected, check_distilled, check_partner
+        from .comfyui.connected.check import check_connected, check_distilled, check_partner, check_vision
         from .comfyui.connected.experts import check_experts
         from .comfyui.connected.live import LinkedModels
         from .comfyui.connected.model import ConnectedSource
 
         check_connected(model, clip, vae)
         check_partner(sample_model, model)
+        check_vision(clip_vision, model)
         check_distilled(model, confirmed=train_distilled)
         if model_high is not None:
             check_connected(model_high, clip, vae)
             check_distilled(model_high, confirmed=train_distilled)
         check_experts(model_high, model, sample_model)
-        live = LinkedModels(model, clip, vae, sample_model, model_high)  # as long as ComfyUI's cache keeps the output
+        # As long as ComfyUI's cache keeps the output.
+        live = LinkedModels(model, clip, vae, sample_model, model_high, clip_vision)
         connected = ConnectedConfig(
             guidance=guidance,
             edit_text=edit_text,
@@ -67,5 +70,5 @@ class AtelierConnectModel(Node):
         )
         config = BaseModelConfig(path=name_of(model), connected=connected, prompt_weights=prompt_weights)
         chosen = Chosen(config, partial(ConnectedSource, live=live))
-        said = describe(model, connected, clip, sample_model, model_high)
+        said = describe(model, connected, clip, sample_model, model_high, clip_vision)
         return io.NodeOutput(chosen, ui=ui.PreviewText("\n".join(said)))

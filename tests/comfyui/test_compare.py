@@ -5,13 +5,13 @@ import io
 import json
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tiny_vision import tiny_vision
 from train_graph import node, sample, train_graph
 
 from comfy_client import ComfyClient, ComfyServer
@@ -173,30 +173,6 @@ def test_wrong_input_gets_one_sentence(comfy: ComfyClient, server: ComfyServer, 
     save_file(lora(3), server.base / "models" / "loras" / "compare-bad.safetensors", {})
     result = comfy.queue(base() | {"x": compare(**{"of": "files", "of.files": "compare-bad", **inputs})})
     assert not result.ok and said in str(result.error), result.error
-
-
-def tiny_vision() -> Any:
-    """Build a small CLIP vision model of ComfyUI with random weights."""
-    import comfy.clip_vision
-
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
-    kind = {"model_type": "clip_vision_model", "layer_norm_eps": 1e-5}
-    vision = comfy.clip_vision.ClipVisionModel(
-        {
-            **sizes,
-            "image_size": 28,
-            "patch_size": 14,
-            "num_channels": 3,
-            "projection_dim": 8,
-            "hidden_act": "gelu",
-            **kind,
-        }
-    )
-    draws = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in vision.model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draws) * 0.2)
-    return vision
 
 
 def test_the_column_that_is_most_alike_is_marked(comfy_modules: ModuleType, tmp_path: Path) -> None:

@@ -95,9 +95,11 @@ def rows() -> list[str]:
 _linked: list[tuple[BaseModelConfig, LinkedModels]] = []  # of the last tests
 
 
-def linked(row: str, model: Any = None, sampled: Any = None, high: Any = None, **settings: Any) -> BaseModelConfig:
+def linked(
+    row: str, model: Any = None, sampled: Any = None, high: Any = None, vision: Any = None, **settings: Any
+) -> BaseModelConfig:
     """Link a tiny model, its CLIP and its VAE, as Use Connected Model does; model: a patcher to use instead."""
-    live = LinkedModels(model or build(row)[1], DrawnClip(row), PooledVae(row), sampled, high)
+    live = LinkedModels(model or build(row)[1], DrawnClip(row), PooledVae(row), sampled, high, vision)
     return keep(BaseModelConfig(path=row, connected=ConnectedConfig(**settings)), live)
 
 

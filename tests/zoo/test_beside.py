@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import comfy.clip_vision
 import comfy.conds
 import comfy.model_management
 import comfy.sample
@@ -191,8 +192,13 @@ def test_a_picture_of_another_shape_fills_its_channels():
         assert len(sample["c_concat"].cond.unique()) > 100
 
 
-@pytest.mark.parametrize("row", ["flux_fill", *again(*(name for name in READS if name != "flux_fill"))])
-def test_gradients_beside_pictures_are_central_differences(row, in_float64, monkeypatch):  # noqa: F811
+ALONE = [(name, 0) for name in READS if name != "flux_fill"]
+SEEING = [(name, width) for name, width in (("wan21_i2v", 1280), ("hunyuan_video15", 24)) if name in READS]
+
+
+@pytest.mark.parametrize(("row", "width"), [("flux_fill", 0), SEEING[0], *again(*ALONE, *SEEING[1:])])
+def test_gradients_beside_pictures_are_central_differences(row, width, in_float64, monkeypatch):  # noqa: F811
+    """width: of what the MODEL reads of CLIP vision beside the picture; 0: nothing."""
     plain, (channels, *axes) = trial.conditioning, trial.latents(row).shape[1:]
 
     def conditioning(name, seed=1, tokens=0):
@@ -201,11 +207,16 @@ def test_gradients_beside_pictures_are_central_differences(row, in_float64, monk
         latents = torch.randn(1, READS[row].pictures * channels, *axes, generator=draws)
         half = torch.ones(1, 1, *axes)
         half[..., : axes[-1] // 2] = 0
-        return [[cross, values | {"concat_latent_image": latents.double(), "concat_mask": half.double()}]]
+        values = values | {"concat_latent_image": latents.double(), "concat_mask": half.double()}
+        if width:
+            values["clip_vision_output"] = output = comfy.clip_vision.Output()
+            states = torch.randn(1, 5, width, generator=draws).double()
+            output.penultimate_hidden_states = output.last_hidden_state = states
+        return [[cross, values]]
 
     monkeypatch.setattr(trial, "conditioning", conditioning)
     shown = Trial(row, dtype=torch.float64)
-    assert len(shown.samples[0]["c_concat"].cond.unique()) > 100
+    assert len(shown.samples[0]["c_concat"].cond.unique()) > 100 and ("clip_fea" in shown.samples[0]) == bool(width)
     with gradients.session(shown.patcher), shown.network.attached():
         found = shown.gradients()
         check(shown, found)

@@ -11,6 +11,7 @@ from comfy_extras.nodes_lt import LTXVImgToVideo
 from comfy_extras.nodes_wan import Wan22ImageToVideoLatent, WanFirstLastFrameToVideo, WanImageToVideo
 from durable import Cut, cut_at, equal
 from PIL import Image
+from tiny_vision import tiny_vision
 from zoo.again import again
 from zoo.linked import linked, live_of, source_of
 from zoo.test_beside import captioned
@@ -37,30 +38,41 @@ from lora_atelier.trainer_core.objective import objective
 ROWS = [row for row in ("wan21_i2v", "wan22_i2v", "hunyuan_i2v", "skyreels_i2v") if row in ZOO or row in BASES]
 IMAGE_TO_VIDEO = [*ROWS, *(row for row in ("hunyuan_video15",) if row in ZOO)]
 FRAMES, SIDE = 9, 64
+WIDTHS = {"wan21_i2v": 1280, "hunyuan_video15": 24}  # of what these read of CLIP vision
 KEEPING = [row for row in ("wan22_5b", "ltxv", "ltxav") if row in ZOO]
 
 
-def linked_to(row):
-    """Link a model of image to video; HunyuanVideo 1.5 tells it by the name of its file."""
+def linked_to(row, *, sees=False):
+    """Link a model of image to video; HunyuanVideo 1.5 tells it by the name of its file. sees: with a CLIP_VISION."""
     patcher = build(row)[1]
     patcher.cached_patcher_init = (None, ("/models/hunyuanvideo1.5_720p_i2v_fp16.safetensors",))
-    return linked(row, patcher)
+    return linked(row, patcher, vision=tiny_vision(WIDTHS[row]) if sees else None)
 
 
 def by_node(row, live, wired, picture, *last):
     """Add a first frame, (1, H, W, 3) in 0..1, and perhaps a last one, to a CONDITIONING by ComfyUI's node."""
+    # As the templates of both set CLIP Vision Encode.
+    crop = row == "hunyuan_video15"
+    seen = [live.vision.encode_image(each, crop=crop) if live.vision else None for each in (picture, *last)]
     if last:
-        return WanFirstLastFrameToVideo.execute(wired, wired, live.vae, SIDE, SIDE, FRAMES, 1, picture, *last).result[0]
+        given = wired, live.vae, SIDE, SIDE, FRAMES, 1, picture, *last, *seen
+        return WanFirstLastFrameToVideo.execute(wired, *given).result[0]
     if row in ("hunyuan_i2v", "skyreels_i2v"):
         given = wired, live.vae, SIDE, SIDE, FRAMES, 1, "v1 (concat)", picture
         return HunyuanImageToVideo.execute(*given).result[0]
     node = HunyuanVideo15ImageToVideo if row == "hunyuan_video15" else WanImageToVideo
-    return node.execute(wired, wired, live.vae, SIDE, SIDE, FRAMES, 1, picture).result[0]
+    given = {"start_image": picture, "clip_vision_output": seen[0]}
+    return node.execute(wired, wired, live.vae, SIDE, SIDE, FRAMES, 1, **given).result[0]
 
 
-@pytest.mark.parametrize("row", ["wan21_i2v", *again(*IMAGE_TO_VIDEO[1:])])
-def test_a_first_frame_is_seen_as_by_comfyuis_node(row, monkeypatch):
-    config = linked_to(row)
+FIRST_SEEN = [(row, False) for row in IMAGE_TO_VIDEO[1:]]
+
+
+@pytest.mark.parametrize(
+    ("row", "sees"), [("wan21_i2v", True), ("hunyuan_video15", True), *again(("wan21_i2v", False), *FIRST_SEEN)]
+)
+def test_a_first_frame_is_seen_as_by_comfyuis_node(row, sees, monkeypatch):
+    config = linked_to(row, sees=sees)
     live, base = live_of(config), source_of(config).outline()
     calls = recorded(live.model, monkeypatch)
     shape = base.latents.channels, *base.latents.axes((SIDE, SIDE, FRAMES))
@@ -68,38 +80,45 @@ def test_a_first_frame_is_seen_as_by_comfyuis_node(row, monkeypatch):
     reference = base.controls.encode(base.autoencoder.module, shown, length=FRAMES)
     assert reference.shape[2:] == shape[1:]
     with torch.no_grad():
-        whole = [Framing.whole((SIDE, SIDE, FRAMES))]
-        batch = base.conditions.batch([base.text.encode("a mossling", CPU)], whole, CPU, None, [[reference[0]]])
+        whole, beside = [Framing.whole((SIDE, SIDE, FRAMES))], encoded(base, shown)
+        batch = base.conditions.batch([base.text.encode("a mossling", CPU)], whole, CPU, None, [beside])
         base.denoiser.predict(torch.randn(1, *shape), torch.tensor([500]), batch)
     (seen,) = calls
     wired = by_node(row, live, captioned(live, base, "a mossling"), (shown.movedim(1, -1) + 1) / 2)
     empty = torch.zeros(1, *shape)
     comfy.sample.sample(live.model, empty, 1, 1.0, "euler", "simple", wired, wired, empty, disable_pbar=True, seed=1)
     wanted = calls[1]
-    assert seen.keys() == wanted.keys() and "c_concat" in seen
+    assert seen.keys() == wanted.keys() and "c_concat" in seen and ("clip_fea" in seen) == sees
     assert all(same(seen[name], wanted[name]) for name in seen)
     first, rest = seen["c_concat"][:, :, 0], seen["c_concat"][:, :, 1:]
     assert len(first.unique()) > 100 and not torch.equal(first, rest[:, :, 0])
 
 
 def test_a_last_frame_is_seen_beside_the_first_as_by_comfyuis_node(monkeypatch):
-    config = linked_to("wan21_i2v")
+    config = linked_to("wan21_i2v", sees=True)
     live, base = live_of(config), source_of(config).outline()
     calls = recorded(live.model, monkeypatch)
     shape = base.latents.channels, *base.latents.axes((SIDE, SIDE, FRAMES))
     both = torch.stack([pixels(seed, SIDE)[..., :SIDE] for seed in (1, 2)], 2)
-    reference = base.controls.encode(base.autoencoder.module, both, length=FRAMES)
     with torch.no_grad():
-        whole = [Framing.whole((SIDE, SIDE, FRAMES))]
-        batch = base.conditions.batch([base.text.encode("a mossling", CPU)], whole, CPU, None, [[reference[0]]])
+        whole, beside = [Framing.whole((SIDE, SIDE, FRAMES))], encoded(base, both)
+        batch = base.conditions.batch([base.text.encode("a mossling", CPU)], whole, CPU, None, [beside])
         base.denoiser.predict(torch.randn(1, *shape), torch.tensor([500]), batch)
     first, last = ((both + 1) / 2).movedim(1, -1).split(1, 1)
     wired = by_node("wan21_i2v", live, captioned(live, base, "a mossling"), first[0], last[0])
     empty = torch.zeros(1, *shape)
     comfy.sample.sample(live.model, empty, 1, 1.0, "euler", "simple", wired, wired, empty, disable_pbar=True, seed=1)
-    seen, wanted = (call["c_concat"] for call in calls)
-    assert torch.equal(seen, wanted)
+    assert all(torch.equal(*(call[name] for call in calls)) for name in ("c_concat", "clip_fea"))
+    seen = calls[0]["c_concat"]
+    assert calls[0]["clip_fea"].shape == (1, 10, 1280)
     assert seen[0, :4, :, 0, 0].tolist() == [[1, 0, 0]] * 3 + [[1, 0, 1]]  # frames 0, and 8 of those in fours
+
+
+def encoded(base, pixels):
+    """Encode the frames that a clip begins and ends with, as a run keeps them."""
+    told = base.controls.told(pixels)
+    latents = base.controls.encode(base.autoencoder.module, pixels, length=FRAMES)[0]
+    return [latents] if told is None else [latents, told]
 
 
 def kept_by_node(row, live, picture):
@@ -189,13 +208,18 @@ def with_clips(config, **changes):
     return config.replace(dataset=DatasetConfig(concepts=(one.replace(clips=one.clips.replace(**changes)),)))
 
 
-FIRST_ALONE = [(row, 1) for row in IMAGE_TO_VIDEO if row != "wan22_i2v"]
+FIRST_ALONE = [(row, 1, False) for row in IMAGE_TO_VIDEO if row != "wan22_i2v"]
+SEEN = ("wan21_i2v", 1, True), ("hunyuan_video15", 1, True)
 
 
 @pytest.mark.parametrize(
-    ("row", "pictures"), [("wan22_i2v", 2), *again(("wan22_i2v", 1), ("wan21_i2v", 2), *FIRST_ALONE)]
+    ("row", "pictures", "sees"),
+    [
+        ("wan21_i2v", 2, True),
+        *again(("wan22_i2v", 2, False), ("wan22_i2v", 1, False), ("wan21_i2v", 2, False), *FIRST_ALONE, *SEEN),
+    ],
 )
-def test_clips_train_from_their_first_frames_and_are_drawn_from_one(row, pictures, films, tmp_path):
+def test_clips_train_from_their_first_frames_and_are_drawn_from_one(row, pictures, sees, films, tmp_path, monkeypatch):
     seen = torch.randint(256, (2, SIDE, SIDE, 3), generator=torch.Generator().manual_seed(2)).byte()
     for number in range(2):
         Image.fromarray(seen[number].numpy()).save(tmp_path / f"{number}.png")
@@ -203,7 +227,13 @@ def test_clips_train_from_their_first_frames_and_are_drawn_from_one(row, picture
     sample = SampleConfig(
         prompts=(f"a mossling --n dull {named}",), width=SIDE, height=SIDE, steps=2, seed=3, cfg=2.0, frames=FRAMES
     )
-    base = linked_to(row)
+    base, looked = linked_to(row, sees=sees), []
+    if sees:
+        vision = live_of(base).vision
+        encode = vision.encode_image
+        monkeypatch.setattr(
+            vision, "encode_image", lambda image, crop: looked.append(image) or encode(image, crop=crop)
+        )
 
     def configured():
         config = with_clips(of_clips(row, films, steps=4, batch_size=1), last_frame=0.5 * (pictures > 1))
@@ -211,6 +241,9 @@ def test_clips_train_from_their_first_frames_and_are_drawn_from_one(row, picture
 
     whole, notes = run_measured(configured(), tmp_path / "whole")
     assert whole.finished and not any("could not be drawn" in note or "stay empty" in note for note in notes), notes
+    assert any("k_img.lora_up" in name and each.any() for name, each in whole.tensors.items()) == (
+        sees and row == "wan21_i2v"
+    )
     live, model = live_of(base), source_of(base).outline()
     patched, _ = comfy.sd.load_lora_for_models(live.model, None, dict(whole.tensors), 1.0, 0.0)
     given = (seen[:1] / 255, seen[1:] / 255) if pictures > 1 else (seen[:1] / 255,)
@@ -224,8 +257,10 @@ def test_clips_train_from_their_first_frames_and_are_drawn_from_one(row, picture
     assert (whole.samples - live.vae.decode(drawn)[0]).abs().max() <= 1.5 / 255
     with pytest.raises(Cut):
         run(configured(), tmp_path / "cut", step=cut_at(2))
+    looked.clear()
     resumed, _ = run(configured(), tmp_path / "cut")
     assert "Resumed after step 2" in resumed.origin and equal(resumed.tensors, whole.tensors)
+    assert all((image == 0.5).all() for image in looked)  # what CLIP vision says of all others is kept
     lived, _ = run(configured().replace(memory=MemoryConfig(encodings="none")), tmp_path / "live")
     assert lived.losses == whole.losses and torch.equal(lived.samples, whole.samples)
 
@@ -295,6 +330,26 @@ def test_frames_are_seen_at_their_share_of_the_visits(own, share, wanted, films)
     assert {sample.picture for sample in samples if sample.seen == max(wanted)} == {0, 1}
     ends = {(each.crop.frames, each.last and each.last[1].frames) for each in plan.all_references() if each.last}
     assert ends == ({((0,), (8,))} if own == "clip_begins" else set())
+
+
+def test_another_clip_vision_is_another_run_and_one_that_is_not_read_is_refused():
+    bases = [source_of(linked_to("wan21_i2v", sees=sees)).outline() for sees in (True, True, False)]
+    one, same, none = ((base.controls.identity, base.wired.digests.get("clip vision")) for base in bases)
+    assert one == same and one[0] == one[1] and none == ("", None)
+    other = tiny_vision(1280)
+    with torch.no_grad():
+        next(other.model.parameters()).mul_(2)
+    changed = source_of(linked("wan21_i2v", build("wan21_i2v")[1], vision=other))
+    assert changed.identities()["clip vision"] != one[1]
+    assert not any("CLIP vision" in remark for remark in changed.remarks())
+    for row, vision, wanted in (
+        ("wan22_i2v", other, "^The MODEL linked to Use Connected Model sees no first frame by CLIP vision; unlink"),
+        ("wan21_t2v", other, "sees no first frame by CLIP vision; unlink clip_vision"),
+        ("wan21_i2v", tiny_vision(), "is 32 numbers wide and the MODEL reads 1280; link the CLIP vision that belongs"),
+        ("wan21_i2v", build("wan21_t2v")[1].model.diffusion_model, "is none; link Load CLIP Vision"),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            source_of(linked(row, vision=vision)).check()
 
 
 def test_frames_that_a_model_does_not_see_are_refused(films, tmp_path):

@@ -24,6 +24,7 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.memory import SEGMENTS, keep_activations, recompute
 from lora_atelier.trainer_core.models import LatentFormat
+from lora_atelier.trainer_core.models.base import Shown
 from lora_atelier.trainer_core.networks.of_model import build_network, learning_rates
 from lora_atelier.trainer_core.networks.rounded import rounding_layers
 from lora_atelier.trainer_core.objective import Objective
@@ -45,12 +46,12 @@ def test_the_estimate_is_within_15_percent_of_what_a_large_batch_takes(row, refe
     base = source_of(config.base_model).load(torch.float32)
     network = build_network(base, config, learning_rates(OptimizerConfig(), base))
     caption = base.text.encode("a mossling on a stone", CPU)
-    largest = (384, 256)
+    largest, shown = (384, 256), Shown(references)
     with base.host.session(CPU), network.attached():
         recompute(base.denoiser.units(), level, copies=base.denoiser.written is not None)
-        found = measured.measure_peak(base, network, caption, largest, CPU, references).at(3, largest)
+        found = measured.measure_peak(base, network, caption, largest, CPU, shown).at(3, largest)
         goal = Objective(ObjectiveConfig(), base.noise, 0)
-        counted = measured._pass_bytes(base, network, goal, lambda: caption, 3, "", largest, CPU, references)
+        counted = measured._pass_bytes(base, network, goal, lambda: caption, 3, "", largest, CPU, shown)
     assert abs(found - counted) <= 0.15 * counted, (found, counted)
 
 

@@ -321,8 +321,8 @@ class ConditionsOfBatch(Protocol):
         """Join the conditions of a batch on a device.
 
         framings: of each sample; all of a batch are trained at one size. painted: (B, C, *axes) from
-        `Inpainting.encode`. references: of each sample, from `ControlPictures.encode`, (C, *axes) each; () is none at
-        all.
+        `Inpainting.encode`. references: of each sample, from `ControlPictures.encode`, (C, *axes) each, and from its
+        `told`; () is none at all.
         """
         ...
 
@@ -370,6 +370,16 @@ class Inpainting(Protocol):
         ...
 
 
+class Shown(NamedTuple):
+    """How many control pictures a sample has where a model is tried, and what `ControlPictures.told` says of them."""
+
+    count: int = 0
+    told: tuple[Tensor, ...] = ()
+
+
+NOTHING = Shown()
+
+
 class ControlPictures(Protocol):
     """The control pictures that a denoiser reads beside a caption."""
 
@@ -396,6 +406,15 @@ class ControlPictures(Protocol):
     @property
     def keeps(self) -> bool:
         """Tell whether it is only the first frame of clips, which is then a part of the latents without noise."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """A key of what `told` reads them by; "" where it says nothing."""
+        ...
+
+    def told(self, pixels: Tensor, /) -> Tensor | None:
+        """Describe pixels as `encode` takes them, (tokens, width); None for a denoiser that reads the latents alone."""
         ...
 
     def encode(self, autoencoder: Any, pixels: Tensor, /, length: int = 0) -> Tensor:
@@ -425,7 +444,8 @@ class Sampler(Protocol):
     ) -> Tensor:
         """Draw a sample, (T, H, W, 3) in 0..1: a picture, or the frames of a clip.
 
-        references: its control pictures, as encoded, (C, *axes) each. painted: (1, C, *axes) from `Inpainting.blank`.
+        references: its control pictures, as `ConditionsOfBatch.batch` gets them. painted: (1, C, *axes) from
+        `Inpainting.blank`.
         """
         ...
 
@@ -478,12 +498,12 @@ class Host(Protocol):
         layers: Mapping[str, nn.Module],
         caption: Conditioning,
         size: Shape,
-        references: int = 0,
+        shown: Shown = NOTHING,
         live: Callable[[], Conditioning] | None = None,
     ) -> list[str]:
         """Try passes with gradients on a picture of (width, height); leave out layers that cannot be trained.
 
-        references: as many control pictures of that size beside the caption. live: encodes the caption anew, where text
+        shown: control pictures of that size beside the caption. live: encodes the caption anew, where text
         encoders are trained. Returns remarks for the person, a sentence each. Raises ValueError for a model that cannot
         be trained so.
         """

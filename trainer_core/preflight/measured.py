@@ -33,6 +33,7 @@ from ..memory import (
     rungs,
 )
 from ..models import BaseModel, Conditioning, Host, LatentFormat, differentiable, word_ids
+from ..models.base import NOTHING, Shown
 from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
 from ..networks.rounded import rounding_layers
@@ -67,14 +68,14 @@ def measure_peak(
     caption: Conditioning,
     largest: Shape,
     device: torch.device,
-    references: int = 0,
+    shown: Shown = NOTHING,
     objective: Objective | None = None,
     text: str = "",
     live: Callable[[], Conditioning] | None = None,
 ) -> Peak:
     """Measure passes with gradients on smaller pictures than the largest, on a model in its session.
 
-    references: control pictures of each sample, which are as large as it. objective: with the terms of the run. text: a
+    shown: control pictures of each sample, which are as large as it. objective: with the terms of the run. text: a
     caption for which these act; all captions are as long as the encoded one. live: encodes it, where text encoders are
     trained.
     """
@@ -84,7 +85,7 @@ def measure_peak(
     def measured(shares: tuple[float, float]) -> Peak:
         small, larger = (form.scaled(largest, share) for share in shares)
         one, wide, two = (
-            _pass_bytes(base, network, goal, read, samples, text, size, device, references)
+            _pass_bytes(base, network, goal, read, samples, text, size, device, shown)
             for samples, size in ((1, small), (1, larger), (2, small))
         )
         few, many = (math.prod(form.axes(size)) for size in (small, larger))
@@ -110,7 +111,7 @@ def _pass_bytes(
     text: str,
     size: Shape,
     device: torch.device,
-    references: int,
+    shown: Shown,
 ) -> int:
     """Count the bytes that the forward and backward passes of a micro-batch allocate at their peak."""
     form = base.latents
@@ -120,13 +121,13 @@ def _pass_bytes(
     levels = torch.full((count,), base.levels.at(0.5, len(base.noise.alpha)))
     with live, differentiable(base, shape):
         latents: Tensor = torch.zeros(shape, device=device)
-        shown = [[each] * references for each in latents]
+        beside = [[*[each] * shown.count, *shown.told] for each in latents]
         seen = Pass(
             base=base,
             network=network,
             draws=draws_at(latents, torch.zeros_like(latents), levels, objective.path.at(levels, device)),
             captions=[text] * count,
-            conditions=lambda *_: base.conditions.batch([read() for _ in shown], framings, device, None, shown),
+            conditions=lambda *_: base.conditions.batch([read() for _ in beside], framings, device, None, beside),
             loss=objective.config.loss,
             space=objective.config.loss_on,
         )
@@ -150,9 +151,8 @@ def fit_measured(
     captions = plan.captions() | other_captions(objective.terms, plan)
     longest = max(captions, key=lambda caption: base.text.count_tokens(caption, word_ids(())))
     text = max(sorted(plan.captions()), key=lambda caption: len(texts_beside(objective.terms, caption)))
-    every = range(len(plan.manifest.pictures))
-    references = max(len(plan.references(i, plan.first_crops(i)[0])) for i in every)
-    pictures = [torch.zeros(3, size[1], size[0])] * references if base.text.seen_as else ()
+    shown = _shown(plan, base, size)
+    pictures = [torch.zeros(3, size[1], size[0])] * shown.count if base.text.seen_as else ()
     trains = trains_text(config, base)
 
     def encoded() -> Conditioning:
@@ -172,7 +172,7 @@ def fit_measured(
         free = free_bytes(device) - others
         with network.attached():
             smallest = min(plan.fullest_batches(), key=math.prod)
-            remarks = _try_out(host, base.latents, network, caption, smallest, references, live)
+            remarks = _try_out(host, base.latents, network, caption, smallest, shown, live)
             if config.memory.checkpointing == PARTS and all(least >= WHOLE for _, least in base.denoiser.units()):
                 raise ValueError(
                     "The blocks of this MODEL have no feed-forward parts that can be recomputed alone; set "
@@ -184,7 +184,7 @@ def fit_measured(
                 # Where no more blocks can be recomputed, ComfyUI keeps a part of the weights in RAM.
                 all_blocks = memory.checkpointing in (ladder[-1].checkpointing, FULL)
                 room = free + (host.movable if all_blocks else 0)
-                peak = _peak(base, network, caption, size, device, references, objective, text, live)
+                peak = _peak(base, network, caption, size, device, shown, objective, text, live)
                 if peak is None:
                     continue
                 needed = kept + peak.at(samples, size)
@@ -203,24 +203,35 @@ def fit_measured(
     )
 
 
+def _shown(plan: Plan, base: BaseModel, size: Shape) -> Shown:
+    """Find the most control pictures of a sample, and what the model is told of grey ones."""
+    every = range(len(plan.manifest.pictures))
+    count = max(len(plan.references(i, plan.first_crops(i)[0])) for i in every)
+    if not count or base.controls is None:
+        return NOTHING
+    frames = (2,) if any(each.last for each in plan.all_references()) else ()
+    told = base.controls.told(torch.zeros(1, 3, *frames, size[1], size[0]))
+    return Shown(count, () if told is None else (told,))
+
+
 def _try_out(
     host: Host,
     form: LatentFormat,
     network: Network,
     caption: Conditioning,
     size: Shape,
-    references: int,
+    shown: Shown,
     live: Callable[[], Conditioning] | None,
 ) -> list[str]:
     """Try the model on small pictures, as nothing is recomputed yet; some models take none below a size."""
     layers = dict(network.layers.items())
     small = form.at_most(size, SMALL)
     try:
-        return host.try_out(layers, caption, small, references, live)
+        return host.try_out(layers, caption, small, shown, live)
     except ValueError:
         if small == size:
             raise
-    return host.try_out(layers, caption, size, references, live)
+    return host.try_out(layers, caption, size, shown, live)
 
 
 def _peak(
@@ -229,14 +240,14 @@ def _peak(
     caption: Conditioning,
     size: Shape,
     device: torch.device,
-    references: int,
+    shown: Shown,
     objective: Objective,
     text: str,
     live: Callable[[], Conditioning] | None = None,
 ) -> Peak | None:
     """Measure passes on smaller pictures than the largest; None where even these do not fit."""
     try:
-        return measure_peak(base, network, caption, size, device, references, objective, text, live)
+        return measure_peak(base, network, caption, size, device, shown, objective, text, live)
     except RuntimeError as error:
         if device.type == "cpu" or not out_of_memory(error):
             raise

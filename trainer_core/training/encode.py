@@ -26,7 +26,7 @@ from ..data.scan import Picture
 from ..memory import with_room
 from ..models import BaseModel, ControlPictures, Inpainting
 from .encode_text import encode_seen, encode_texts
-from .encoded import Encoded, EncodingContext, EncodingNeeds, Seen, room
+from .encoded import REFERENCE, TOLD, Encoded, EncodingContext, EncodingNeeds, Seen, room
 from .pixels import decoded, frames, mask_in_latents, mask_of, prepared_pixels
 
 Coloured = tuple[Picture | Control, str]  # a file, and the colour behind it where it is transparent
@@ -229,7 +229,7 @@ def _encode_references(
             picture_digest=each.control.digest,
             crop=each.crop,
             background=each.background,
-            vae_id=base.autoencoder.identity,
+            vae_id="/".join(filter(None, (base.autoencoder.identity, controls.identity))),
             length=each.length,
             last=(each.last[0].digest, each.last[1]) if each.last else None,
         )
@@ -249,7 +249,8 @@ def _encode_references(
                 reference, _ = with_room(encode_one, vae, device, pixels)
                 if not _finite(reference):
                     raise _not_finite(base, each.control)
-                cache.put(keys[each], {"reference": reference[0].cpu()})
+                told = controls.told(pixels)
+                cache.put(keys[each], {REFERENCE: reference[0].cpu()} | ({} if told is None else {TOLD: told}))
                 work.callbacks.phase(say("encoding control pictures"), done + 1, len(missing))
     return keys
 

@@ -23,6 +23,7 @@ from ..data.plan import Plan, Sample, View
 from ..memory import free_bytes, on_device
 from ..models import BaseModel, Conditioning
 
+REFERENCE, TOLD = "reference", "told"  # of a control picture's entry in the cache
 Seen = tuple[str, References]  # a caption, and the control pictures that the text encoders read with it
 
 
@@ -59,8 +60,9 @@ class Encoded:
         return self._read(self.painted_keys[sample.view if sample.use_mask else sample.crop.bucket])["painted"]
 
     def references(self, references: References) -> list[Tensor]:
-        """Read the latents of control pictures in the autoencoder's scale, (C, *axes) each."""
-        return [self._read(self.reference_keys[reference])["reference"] for reference in references]
+        """Read what `ControlPictures` made of each: latents, (C, *axes) in the VAE's scale, and what it told."""
+        entries = [self._read(self.reference_keys[reference]) for reference in references]
+        return [entry[name] for entry in entries for name in (REFERENCE, TOLD) if name in entry]
 
     def conditioning(self, caption: str, seen: References = ()) -> Conditioning:
         """Read the conditioning of a caption; seen: control pictures that the text encoders read with it."""

@@ -39,6 +39,7 @@ from .experts import sides_of
 from .layers import list_layers
 from .live import ATTENTION
 from .noise import NODE, is_flow, noise_model, own_shift
+from .vision import reads_of
 
 __all__ = ["Architecture", "Sampling", "architecture_of", "describe", "distilled", "name_of", "remarks"]
 
@@ -61,7 +62,6 @@ OPEN = ConnectedConfig()
 MOST_FEW = 50  # steps that a name may tell; a larger number is one of training
 BEGUN = ("WAN21", "HunyuanVideo15", "HunyuanVideoI2V", "HunyuanVideoSkyreelsI2V")  # classes of image to video
 IMAGE_TO_VIDEO = re.compile(r"i2v", re.I)  # in the name of a file
-BY_VISION = ("img_emb", "vision_in")  # parts of networks that read what CLIP vision says of a picture
 NO_ROW = Architecture(kind="", title="", classes=(), levels=LevelDefaults(), untried=True)  # of one not listed
 
 
@@ -126,12 +126,17 @@ def preset_of(layers: Iterable[Layer]) -> Preset:
 
 
 def describe(
-    patcher: Any, config: ConnectedConfig = OPEN, clip: Any = None, sampled: Any = None, high: Any = None
+    patcher: Any,
+    config: ConnectedConfig = OPEN,
+    clip: Any = None,
+    sampled: Any = None,
+    high: Any = None,
+    vision: Any = None,
 ) -> list[str]:
     """List sentences on what a MODEL is and on the defaults it takes, for the person.
 
     clip: the CLIP beside it. sampled: the MODEL that draws its samples instead. high: the expert for high
-    noise, where the MODEL is that for low.
+    noise, where the MODEL is that for low. vision: the CLIP_VISION that it reads.
     """
     row, latents, guidance = architecture_of(patcher), patcher.model.latent_format, config.guidance
     levels = replace(row.levels, sides=sides_of(patcher, row.halves, config, both=high is not None))
@@ -165,7 +170,7 @@ def describe(
         sentences.append(f"This MODEL takes no distilled guidance, so set guidance of {NODE} to -1.")
     sentences += _experts(levels.sides, config.switch_every)
     whose = config.noise_range if high is None else "low"
-    return sentences + _beside(row, patcher) + remarks(patcher, clip, whose)
+    return sentences + _beside(row, patcher) + remarks(patcher, clip, whose, sees=vision is not None)
 
 
 def _experts(sides: Sequence[Side], every: int) -> list[str]:
@@ -194,10 +199,10 @@ def _beside(row: Architecture, patcher: Any) -> list[str]:
     return [f"It {does}: link Control Pictures to the dataset.", *clips]
 
 
-def remarks(patcher: Any, clip: Any = None, noise_range: str = "all") -> list[str]:
+def remarks(patcher: Any, clip: Any = None, noise_range: str = "all", *, sees: bool = False) -> list[str]:
     """List warnings about a MODEL, and the CLIP beside it, that can be trained but may surprise.
 
-    noise_range: the person's choice of what noise the MODEL is for.
+    noise_range: the person's choice of what noise the MODEL is for. sees: whether a CLIP_VISION is linked.
     """
     row, name = architecture_of(patcher), file_of(patcher).lower()
     sentences = list(filter(None, [distilled(patcher)]))
@@ -213,10 +218,10 @@ def remarks(patcher: Any, clip: Any = None, noise_range: str = "all") -> list[st
         )
     if other := _other_clip(patcher.model, clip):
         sentences.append(other)
-    if begins(patcher) and any(getattr(patcher.model.diffusion_model, each, None) is not None for each in BY_VISION):
+    if not sees and begins(patcher) and reads_of(patcher.model, beside_of(patcher.model)):
         sentences.append(
-            "It may also see the first frame by CLIP vision, which training and its samples leave out. Draw with the "
-            "LoRA without clip_vision_output, or compare both."
+            "It may also see the first frame by CLIP vision, which training and its samples leave out. To draw with "
+            f"clip_vision_output, link Load CLIP Vision to clip_vision of {NODE}."
         )
     usual, wired = patcher.model.model_sampling, patcher.get_model_object("model_sampling")
     if getattr(usual, "noise_scale", 1.0) != getattr(wired, "noise_scale", 1.0):

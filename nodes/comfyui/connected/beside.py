@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import comfy.clip_vision
 import comfy.model_base
 import comfy.utils
 import torch
@@ -21,6 +22,7 @@ from .gradients import WRONG
 SIDE = 16  # in latent pixels, of what a MODEL is asked about
 # Classes that see frames without noise among the others, each at a level of its own.
 KEEP = (comfy.model_base.WAN22, comfy.model_base.LTXV, comfy.model_base.LTXAV)
+OF_VISION = 2  # axes of what CLIP vision says of a picture; latents have more
 KEPT = "kept"  # the condition that holds latents of these frames, in the MODEL's scale
 
 
@@ -98,7 +100,8 @@ def shown(model: Any, beside: Beside, references: Sequence[Tensor]) -> dict[str,
     """Write control pictures, (C, h, w) in the VAE's scale, as ComfyUI's nodes add them to a CONDITIONING.
 
     In further channels where the MODEL has these, as InstructPixToPixConditioning, WanImageToVideo and
-    WanFunControlToVideo do; else as ReferenceLatent does.
+    WanFunControlToVideo do; else as ReferenceLatent does. Tensors of two axes, (tokens, width), are what CLIP vision
+    says of the pictures.
     """
     latents, painted = _parts(model, references)
     if not latents or keeps(model):
@@ -108,9 +111,12 @@ def shown(model: Any, beside: Beside, references: Sequence[Tensor]) -> dict[str,
     empty = model.process_latent_out(torch.zeros_like(latents[0]))
     slots = [*latents, *[empty] * (beside.pictures - len(latents))]
     height, width = slots[0].shape[-2:]
-    found = {"concat_latent_image": torch.cat([_fitted(each, width, height) for each in slots], 1)}
+    found: dict[str, Any] = {"concat_latent_image": torch.cat([_fitted(each, width, height) for each in slots], 1)}
     if beside.masked:
         found["concat_mask"] = painted
+    for states in (each for each in references if each.ndim == OF_VISION):
+        found["clip_vision_output"] = output = comfy.clip_vision.Output()
+        output["penultimate_hidden_states"] = output["last_hidden_state"] = states[None]  # each MODEL reads its own
     return found
 
 
@@ -140,8 +146,8 @@ def _parts(model: Any, references: Sequence[Tensor]) -> tuple[list[Tensor], Tens
     Without one of its own that is nothing of a picture, and of a clip all but its first frame.
     """
     channels = model.latent_format.latent_channels
-    latents = [vae.with_time(model, each[None, :channels]) for each in references]
-    painted = [each[None, channels:] for each in references if len(each) > channels]
+    latents = [vae.with_time(model, each[None, :channels]) for each in references if each.ndim > OF_VISION]
+    painted = [each[None, channels:] for each in references if each.ndim > OF_VISION and len(each) > channels]
     if painted or not latents:
         return latents, painted[0] if painted else torch.empty(0)
     mask = torch.zeros_like(latents[0][:, :1])

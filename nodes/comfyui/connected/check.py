@@ -15,8 +15,10 @@ import torch
 from ....trainer_core.common.wording import names
 from ....trainer_core.networks.layers.shape import weight_shape
 from .architecture import architecture_of, distilled, file_of
+from .beside import beside_of
 from .layers import list_layers
 from .noise import noise_model
+from .vision import reads_of
 
 NODE = "Use Connected Model"
 UNFED = {  # classes of MODELs -> what they draw from, and what to link instead
@@ -91,6 +93,23 @@ def check_partner(sampled: Any, model: Any) -> None:
         raise ValueError(
             f"The sample_model linked to {NODE} has other blocks than its model; link one of the same architecture, "
             "or none."
+        )
+
+
+def check_vision(vision: Any, model: Any) -> None:
+    """Raise ValueError for a CLIP_VISION that the MODEL does not read; None is none."""
+    if vision is None:
+        return
+    if not isinstance(getattr(vision, "model", None), torch.nn.Module):
+        raise ValueError(f"The clip_vision linked to {NODE} is none; link Load CLIP Vision.")
+    reads = reads_of(model.model, beside_of(model.model))
+    if reads is None:
+        raise ValueError(f"The MODEL linked to {NODE} sees no first frame by CLIP vision; unlink clip_vision.")
+    width = next(getattr(model.model.diffusion_model, reads.part).parameters()).shape[-1]
+    if vision.config["hidden_size"] != width:
+        raise ValueError(
+            f"The clip_vision linked to {NODE} is {vision.config['hidden_size']} numbers wide and the MODEL reads "
+            f"{width}; link the CLIP vision that belongs to the MODEL."
         )
 
 

@@ -101,10 +101,12 @@ class ConnectedVae:
 class ConnectedControls:
     """Control pictures in the VAE's own scale; implements `ControlPictures`."""
 
-    def __init__(self, model: Any, most: int, least: int = 0, *, begins: bool = False) -> None:
-        self._model, self.most, self.least, self.begins = model, most, least, begins
-        self.keeps = keeps(model)
-        self.ends = begins and ends(model)
+    def __init__(self, wired: Wired, most: int, least: int = 0, *, begins: bool = False) -> None:
+        self._model, self._sight = wired.model.model, wired.sight
+        self.most, self.least, self.begins = most, least, begins
+        self.keeps = keeps(self._model)
+        self.ends = begins and ends(self._model)
+        self.identity = wired.digests["clip vision"] if wired.sight else ""
 
     def encode(self, held: Any, pixels: Tensor, length: int = 0) -> Tensor:
         """Encode (1, 3, H, W) pixels in -1..1 in the VAE's own scale, as VAE Encode does.
@@ -113,3 +115,7 @@ class ConnectedControls:
         the first and the last.
         """
         return begun(self._model, held.vae, pixels, length) if length else vae.encode_plain(held.vae, pixels)
+
+    def told(self, pixels: Tensor) -> Tensor | None:
+        """Encode pixels as `encode` takes them by the linked CLIP vision, (tokens, width); None without one."""
+        return None if self._sight is None else self._sight.states(pixels)

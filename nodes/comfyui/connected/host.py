@@ -17,6 +17,7 @@ from ....trainer_core.config import RunConfig, SamplePicture, node, setting
 from ....trainer_core.config.optimizer import RATES
 from ....trainer_core.memory import releasing_rounded
 from ....trainer_core.models import Conditioning
+from ....trainer_core.models.base import NOTHING, Shown
 from ....trainer_core.models.sd.layers import PREFIX
 from . import gradients, names, vae
 from .beside import empty_inputs
@@ -168,21 +169,21 @@ class ComfyUIHost:
         layers: Mapping[str, nn.Module],
         caption: Conditioning,
         size: Shape,
-        references: int = 0,
+        shown: Shown = NOTHING,
         live: Callable[[], Conditioning] | None = None,
     ) -> list[str]:
         """Try passes with gradients on a picture of (width, height); leave out layers that cannot be trained.
 
-        references: as many control pictures of that size. live: encodes the caption anew, where text encoders are
+        shown: control pictures of that size. live: encodes the caption anew, where text encoders are
         trained. Returns remarks for the person, a sentence each.
         """
         wired = self._wired
         assert wired.denoiser is not None
         what = f"{wired.name} with the linked CLIP, on pictures of {size_text(size)} pixels"
         device, form = wired.model.load_device, wired.latents
-        shape = (1 + references, form.channels, *form.axes(size))
-        noised, *shown = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device).split(1)
-        beside = [[each[0] for each in shown]]
+        shape = (1 + shown.count, form.channels, *form.axes(size))
+        noised, *pictures = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device).split(1)
+        beside = [[*(each[0] for each in pictures), *shown.told]]
         levels = replace(wired.architecture.levels, sides=wired.sides)
         level = torch.full((1,), levels.at(0.5, len(wired.denoiser.sigmas)), device=device)
 

@@ -86,6 +86,12 @@ def digest_of_vae(vae: Any) -> str:
     return hashlib.sha256("\n".join([*parts, _weights(vae.patcher)]).encode()).hexdigest()
 
 
+def digest_of_vision(vision: Any) -> str:
+    """Compute the sha256 of a CLIP_VISION's weights, and of how it reads a picture."""
+    parts = [json.dumps(vision.config, sort_keys=True, default=str), str(vision.dtype), _weights(vision.patcher)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 def digest_of_scale(model: Any) -> str:
     """Compute the sha256 of how a MODEL scales the VAE's latents: of what it makes of a 0 and a 1 in each channel."""
     form = model.latent_format

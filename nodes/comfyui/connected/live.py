@@ -17,3 +17,4 @@ class LinkedModels:
     vae: Any
     sampled: Any = None  # ModelPatcher that draws the samples, with the LoRA on it; None: `model`
     high: Any = None  # ModelPatcher of the expert for high noise, and `model` is that for low; None: `model` is alone
+    vision: Any = None  # the CLIP_VISION by which `model` sees the first and last frames of clips; None: without

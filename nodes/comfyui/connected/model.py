@@ -18,7 +18,7 @@ from ....trainer_core.models.base import Expert
 from . import beside, identity
 from .architecture import begins, clip_rate, defaults_of, preset_of, remarks, sampling_of
 from .beside import ConnectedInpainting
-from .check import check_connected, check_partner
+from .check import check_connected, check_partner, check_vision
 from .encoding import ConnectedControls, ConnectedText, ConnectedVae
 from .experts import EXPERTS, check_experts
 from .fingerprint import fingerprint
@@ -137,11 +137,11 @@ class ConnectedModel:
         """The control pictures that the MODEL reads: in channels of its own, or as ComfyUI's reference latents."""
         if own := self.wired.beside.controls:
             least = 0 if self.architecture.alone else 1
-            return ConnectedControls(self.wired.model.model, own, least, begins=begins(self.wired.model))
+            return ConnectedControls(self.wired, own, least, begins=begins(self.wired.model))
         if beside.keeps(self.wired.model.model):
-            return ConnectedControls(self.wired.model.model, 1, begins=True)
+            return ConnectedControls(self.wired, 1, begins=True)
         most = min(self.architecture.references, 1) if self.wired.seen_as == SINGLE else self.architecture.references
-        return ConnectedControls(self.wired.model.model, most) if most else None
+        return ConnectedControls(self.wired, most) if most else None
 
     def free(self, *names: str) -> None:
         """Let go of the denoiser or the text encoders; the models stay ComfyUI's."""
@@ -168,6 +168,7 @@ class ConnectedSource:
         """Raise ValueError for models that cannot be trained."""
         check_connected(self.live.model, self.live.clip, self.live.vae)
         check_partner(self.live.sampled, self.live.model)
+        check_vision(self.live.vision, self.live.model)
         if self.live.high is not None:
             check_connected(self.live.high, self.live.clip, self.live.vae)
         check_experts(self.live.high, self.live.model, self.live.sampled)
@@ -193,7 +194,7 @@ class ConnectedSource:
         assert self.config.connected is not None
         wired = self._model.wired
         whose = "low" if wired.high is not None else self.config.connected.noise_range
-        return remarks(wired.model, wired.clip, whose)
+        return remarks(wired.model, wired.clip, whose, sees=wired.sight is not None)
 
     def digest(self, path: Path) -> str:
         """Compute the sha256 of a file that a model was loaded from."""

@@ -19,6 +19,7 @@ from .experts import named_high, sides_of
 from .layers import list_layers
 from .live import LinkedModels
 from .noise import sigmas
+from .vision import Sight, reads_of
 
 SINGLE = "single"  # edit_text of Qwen-Image-Edit's first model
 
@@ -45,6 +46,8 @@ class Wired:
         guidance = config.connected.guidance
         guidance = self.architecture.guidance if guidance < 0 else guidance
         self.denoiser: RawDenoiser | None = RawDenoiser(self.model, sigmas(self.model), guidance, self.beside)
+        reads = reads_of(self.model.model, self.beside)
+        self.sight = None if live.vision is None or reads is None else Sight(live.vision, reads)
         self.high = None if live.high is None else live.high.clone()
         self.denoiser_high: RawDenoiser | None = (
             None if self.high is None else RawDenoiser(self.high, sigmas(self.high), guidance, self.beside)
@@ -95,6 +98,7 @@ class Wired:
             **({"model high": identity.digest_of_model(self.high)} if self.high is not None else {}),
             "clip": identity.digest_of_clip(self.clip),
             "vae": identity.digest_of_vae(self.vae),
+            **({"clip vision": identity.digest_of_vision(self.sight.linked)} if self.sight else {}),
         }
 
     @property

@@ -58,6 +58,13 @@ def _connected() -> Iterable[Row]:
         True,
     )
     yield CONNECTED["switch_every"]
+    yield linked(
+        "clip_vision",
+        "CLIP_VISION",
+        "For Wan 2.1 and HunyuanVideo 1.5 of image to video, from Load CLIP Vision: training and samples see the first "
+        "frame of a clip, and the last, by it, too. Unlinked: by the VAE alone.",
+        True,
+    )
 
 
 def _concept() -> Iterable[Row]:
