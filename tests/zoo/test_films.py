@@ -7,6 +7,7 @@ import comfy.sd
 import numpy as np
 import pytest
 import torch
+from comfy.ldm.lightricks.vae import causal_video_autoencoder
 from comfy.ldm.wan.vae import WanVAE, count_cache_layers
 from durable import Cut, cut_at, equal
 from films import film
@@ -18,6 +19,7 @@ from zoo.test_train import configure, run
 from zoo.zoo import CLIPS, ZOO
 
 from lora_atelier.nodes.comfyui.connected.vae import encode, encode_plain
+from lora_atelier.trainer_core.common.cancel import cancellable
 from lora_atelier.trainer_core.config import (
     ClipConfig,
     ConceptConfig,
@@ -153,12 +155,17 @@ def covered(number):
     return min(max(6 * number - 16, 0), 96) / 96 * 8
 
 
-def test_a_causal_vae_encodes_a_clip_in_time_chunks_as_in_one():
-    """ComfyUI's VAE of Wan takes two frames at a time, and keeps what the next ones read of them."""
+def tiny_vae():
+    """Build a small VAE of Wan with random weights, as ComfyUI loads it."""
     network, draws = WanVAE(dim=8, z_dim=16, temperal_downsample=[False, True, True]), torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2, generator=draws)
-    vae = comfy.sd.VAE(sd=network.state_dict())
+    return comfy.sd.VAE(sd=network.state_dict())
+
+
+def test_a_causal_vae_encodes_a_clip_in_time_chunks_as_in_one():
+    """ComfyUI's VAE of Wan takes two frames at a time, and keeps what the next ones read of them."""
+    vae = tiny_vae()
     pixels = torch.rand(1, 3, 13, 32, 32, generator=torch.Generator().manual_seed(1)) * 2 - 1
     latents = encode_plain(vae, pixels)
     inner = vae.first_stage_model.float()
@@ -194,3 +201,46 @@ def test_every_part_takes_its_turn_and_pictures_never_share_a_batch_with_clips(c
     }
     again = build_plan(scan(dataset), dataset, config.train)
     assert [again.step(k) for k in range(40)] == [plan.step(k) for k in range(40)]
+
+
+def test_what_a_vae_has_of_memory_decides_its_chunks_of_time_and_not_its_latents(monkeypatch):
+    """ComfyUI's VAE of LTX takes as many frames at a time as the device's memory is for."""
+    blocks = [["res_x", 1], ["compress_all", {}], ["res_x", 1], ["compress_all", {}], ["compress_time", {}]]
+    config = {
+        "_class_name": "CausalVideoAutoencoder",
+        **{"dims": 3, "in_channels": 3, "out_channels": 3, "latent_channels": 8, "encoder_blocks": blocks},
+        **{"decoder_blocks": blocks, "norm_layer": "pixel_norm", "patch_size": 2, "latent_log_var": "uniform"},
+        **{"encoder_base_channels": 8, "decoder_base_channels": 8, "scaling_factor": 1.0, "use_quant_conv": False},
+    }
+    network, draws, lengths = causal_video_autoencoder.VideoVAE(config=config), torch.Generator().manual_seed(0), []
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2, generator=draws)
+    network.encoder.conv_in.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[2]))
+    pixels = torch.rand(1, 3, 33, 32, 32, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    found = []
+    for frames in (2, 8, 32):
+        room = frames * pixels[0, :, 0].nbytes * 8 // 12 // 2  # ComfyUI counts the first layer's 8 channels of 12
+        monkeypatch.setattr(causal_video_autoencoder, "get_max_chunk_size", lambda device, room=room: room)
+        lengths.clear()
+        with torch.no_grad():
+            found.append(network.encoder(pixels, device=pixels.device))
+        assert lengths == [1] + [frames] * (32 // frames)
+    assert found[0].shape[2] == 5
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_cancel_ends_the_encoding_of_a_clip_within_it():
+    vae, looked = tiny_vae(), []
+
+    def check():
+        looked.append(1)
+        if len(looked) == 40:
+            raise KeyboardInterrupt
+
+    pixels = torch.rand(1, 3, 13, 32, 32, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    with cancellable(check), pytest.raises(KeyboardInterrupt):
+        encode_plain(vae, pixels)
+    assert len(looked) == 40
+    assert not any(module._forward_pre_hooks for module in vae.first_stage_model.modules())
+    assert encode_plain(vae, pixels).shape == (1, 16, 4, 4, 4)

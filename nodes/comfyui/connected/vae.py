@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from typing import Any
 
 import comfy.utils
 import torch
 from torch import Tensor, nn
+
+from ....trainer_core.common.cancel import look
 
 
 class VaeHandle(nn.Module):
@@ -36,11 +40,22 @@ def encode(model: Any, vae: Any, pixels: Tensor, each: Fraction | None = None) -
 def encode_plain(vae: Any, pixels: Tensor) -> Tensor:
     """Encode (B, 3, H, W) pixels in -1..1, or (1, 3, T, H, W): float32 latents in the VAE's own scale.
 
-    ComfyUI's VAEs of clips take the pictures of a batch for the frames of one clip.
+    ComfyUI's VAEs of clips take the pictures of a batch for the frames of one clip. Those that are causal encode it in
+    chunks of time, of 1 to 8 frames, so that a long clip needs no more memory; a Cancel ends each within them.
     """
     if pixels.ndim == 5:
         pixels = pixels[0].movedim(1, 0)
-    return without_time(vae.encode(((pixels + 1) / 2).movedim(1, -1).cpu())).float().clone()
+    with _looking(vae.first_stage_model):
+        return without_time(vae.encode(((pixels + 1) / 2).movedim(1, -1).cpu())).float().clone()
+
+
+@contextmanager
+def _looking(network: nn.Module) -> Iterator[None]:
+    """Look for a Cancel before each layer of a VAE: a clip takes minutes on a CPU."""
+    with ExitStack() as stack:
+        for module in network.modules():
+            stack.callback(module.register_forward_pre_hook(lambda *_: look()).remove)
+        yield
 
 
 @torch.no_grad()
