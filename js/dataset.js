@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { openDataset } from "./dataset_page.js";
+import { chosenModels, openDataset, planned } from "./dataset_page.js";
 import { pick, takeIn } from "./intake.js";
 import { FONT, ON_NODE, RED, ask, isLinked, make, makeButton, onceRead, takePlace, toast,
   withoutHoles } from "./parts.js";
@@ -60,7 +60,7 @@ class Look {
 
   refresh() {
     takePlace(this.#node, this.box);
-    const question = JSON.stringify(questionOf(this.#node));
+    const question = JSON.stringify({ ...questionOf(this.#node), models: chosenModels() });
     if (question === this.#asked) return;
     if (question !== this.#waiting) this.#waiting = question; // somebody is typing
     else this.#ask(question);
@@ -71,7 +71,8 @@ class Look {
     this.#asked = question;
     if (isLinked(this.#node, "folder")) return this.#say(t("The folder is linked, so it is unknown before the run."));
     if (!String(valueIn(this.#node, "folder")).trim()) return this.#say(t("Choose a folder of pictures."));
-    const answer = await ask("/atelier/folders/look", JSON.parse(question));
+    const trained = await planned(this.#node);
+    const answer = await ask("/atelier/folders/look", { ...questionOf(this.#node), trained });
     if (question !== this.#asked) return; // something newer is being asked
     if (answer.error) this.#say(told(answer.error), RED);
     else if (answer.more)
@@ -126,10 +127,13 @@ class Look {
   }
 }
 
-/** @param {{ pictures: number, uncaptioned: number }} answer */
-function counted({ pictures, uncaptioned }) {
-  const all = pictures === 1 ? t("1 picture") : t("{0} pictures", pictures.toLocaleString());
-  return uncaptioned ? t("{0}, {1} without caption", all, uncaptioned.toLocaleString()) : all;
+/** @param {{ pictures: number, films: number, uncaptioned: number, left_out: boolean }} answer */
+function counted({ pictures, films, uncaptioned, left_out }) {
+  const some = pictures === 1 ? t("1 picture") : t("{0} pictures", pictures.toLocaleString());
+  const moving = films === 1 ? t("1 film") : t("{0} films", films.toLocaleString());
+  const trained = !films || left_out ? some : pictures ? t("{0} and {1}", some, moving) : moving;
+  const told = uncaptioned ? t("{0}, {1} without caption", trained, uncaptioned.toLocaleString()) : trained;
+  return films && left_out ? t("{0}. Left out: {1}, as the model takes pictures alone.", told, moving) : told;
 }
 
 /** @param {GraphNode} node @param {string} name */

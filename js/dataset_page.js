@@ -37,6 +37,7 @@ import { t, told } from "./words.js";
 /** @typedef {[number, string, string, string, string]} Meanwhile concept, name, text there, text of ours, seen */
 
 const PLANS = ["AtelierTrain", "AtelierDatasetPreview"]; // nodes whose plan says how pictures are trained
+const MODELS = ["MODEL", "ATELIER_BASE_MODEL"];
 const TILE = { width: 178, height: 236 }; // pixels, with the gap
 const GAP = 8;
 const SOON = 300; // milliseconds after the last letter
@@ -70,14 +71,25 @@ const WHATS = { text: t("a caption"), find: t("find and replace"), add: t("added
 // Open the view for a Concept Dataset or a Dataset Preview; first: the name of a picture whose caption is to be written.
 /** @param {GraphNode} node @param {() => void} [closed] @param {string} [first] */
 export async function openDataset(node, closed = () => {}, first = "") {
+  new View(await planned(node), node, closed, first);
+}
+
+// The nodes that lead to a dataset and to what trains it; plan: the id of that, "" where nothing does.
+/** @param {GraphNode} node */
+export async function planned(node) {
   const id = [...nodes()].find((each) => each.node === node)?.id ?? "";
   const { output } = await app.graphToPrompt();
   const plans = Object.keys(output).filter((key) => PLANS.includes(output[key].class_type));
   const plan = PLANS.includes(output[id]?.class_type) ? id
     : plans.sort((one, other) => PLANS.indexOf(output[one].class_type) - PLANS.indexOf(output[other].class_type))
       .find((key) => leadingTo(key, output)[id]) ?? "";
-  new View({ prompt: leadingTo(plan || id, output), node: id, plan }, node, closed, first);
+  return { prompt: leadingTo(plan || id, output), node: id, plan };
 }
+
+// What decides which model trains a dataset: how these nodes are linked, and the files of loaders.
+export const chosenModels = () => [...nodes()].filter(({ node }) => PLANS.includes(String(node.comfyClass)) ||
+  node.outputs?.some(({ type }) => MODELS.includes(String(type)))).map(({ id, node }) => [id,
+  node.inputs?.map(({ link }) => link), PLANS.includes(String(node.comfyClass)) ? [] : node.widgets?.map(({ value }) => value)]);
 
 // A caption as a field shows it; the line end at its end, and those of Windows, are put back when it is written.
 /** @param {string} text */

@@ -191,6 +191,20 @@ def _defaults(prompt: dict[str, Any], opened: Opened) -> tuple[Defaults, str]:
         return Defaults(), say("Sizes are those of 1024 pixels, as the model is unknown here: {0}.", _bare(problem))
 
 
+def takes_films(asked: Any) -> bool | None:
+    """Tell whether the model of a plan trains films; None where nothing tells. asked: {prompt, node, plan}."""
+    given = asked if isinstance(asked, dict) else {}
+    prompt, node, plan = (given.get(name) for name in ("prompt", "node", "plan"))
+    if not isinstance(prompt, dict) or not isinstance(node, str) or not isinstance(plan, str) or not plan:
+        return None
+    try:
+        opened = _read(prompt, node, plan)
+    except ValueError:  # the run says it
+        return None
+    defaults, unknown = _defaults(prompt, opened)
+    return None if opened.base is None or unknown else bool(defaults.clip_step)
+
+
 @functools.lru_cache(maxsize=2)  # a second each time
 def _outline(config: BaseModelConfig) -> Any:
     source = Chosen(config).source()

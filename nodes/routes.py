@@ -25,6 +25,7 @@ from ..trainer_core.workflow.settings import plain_path, read_objective, read_sc
 from . import help_pages, presets
 from .comfyui import allowed, failures, folders, kept, server, session, shell, shown
 from .comfyui.progress import live_state
+from .dataset_routes import takes_films
 from .guess import guess
 from .load_lora import WHERE
 from .objective import CHOICES
@@ -317,22 +318,27 @@ def answer_datasets(request: web.Request) -> web.Response:
 
 
 def answer_look(question: Any) -> web.Response:
-    """Answer {prompt: a Concept Dataset and what sets it, node: its id} with {pictures, uncaptioned} or {error: …}."""
-    return _answer_settings(question, look_at)
+    """Answer {prompt: a Concept Dataset and what sets it, node: its id} with what `look_at` finds, or {error: …}.
+
+    trained: {prompt, node, plan} of the whole workflow, as the page of a dataset asks; its model tells who takes films.
+    """
+    trained = question.get("trained") if isinstance(question, dict) else None
+    return _answer_settings(question, partial(look_at, trained=trained))
 
 
-def look_at(prompt: dict[str, Any], node: str) -> dict[str, int]:
-    """Count the pictures of a Concept Dataset and those without a caption; raises ValueError as its run would.
+def look_at(prompt: dict[str, Any], node: str, trained: Any = None) -> dict[str, Any]:
+    """Count pictures and films of a Concept Dataset and those without a caption; raises ValueError as its run would.
 
-    {more: MOST_FILES} of a folder with more files than are counted while somebody waits.
+    left_out: whether the films are, as the model takes pictures alone. {more: MOST_FILES} of a folder with more files
+    than are counted while somebody waits.
     """
     from ..trainer_core.data.scan import glance  # here, so that ComfyUI starts fast
 
     concept = read_concept_of(prompt, folders, node).concepts[-1]
     if folders.holds_more(concept.folder, MOST_FILES):
         return {"more": MOST_FILES}
-    pictures, uncaptioned = glance(concept, folders.access())
-    return {"pictures": pictures, "uncaptioned": uncaptioned}
+    left_out = takes_films(trained) is False
+    return {**glance(concept, folders.access(), takes_films=not left_out)._asdict(), "left_out": left_out}
 
 
 def answer_new(question: Any) -> web.Response:

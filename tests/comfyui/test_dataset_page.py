@@ -164,6 +164,16 @@ def test_a_preview_opens_all_its_folders_and_odd_places_say_why(
     linked = {**graph, **linked_to(TINY_CLIP.name, TINY_BASE.name)}
     assert [each["name"] for each in ask(comfy, "open", linked)["pictures"]][-1] == "moving.mp4"
     assert ask(comfy, "open", graph)["pictures"][-1]["name"] == "2.png"  # a model of pictures takes no clip
+    for prompt, left_out in ((linked, False), (graph, True), ({}, False)):
+        trained = {"prompt": prompt, "node": "data", "plan": "train"}
+        asked = {
+            "prompt": {name: graph[name] for name in ("data", "captions", "pictures")},
+            "node": "data",
+            "trained": trained,
+        }
+        _, answer = send(comfy, "/atelier/folders/look", asked)
+        films = {"films": 1, "uncaptioned": int(not left_out), "left_out": left_out}
+        assert answer == {"pictures": 3, **films}, answer
     (pictures / "moving.mp4").write_bytes(b"no film")
     asked = urlencode({"folder": folder, "picture": "moving.mp4", "as": "large"})
     status, answer = send(comfy, f"/atelier/pictures/view?{asked}")

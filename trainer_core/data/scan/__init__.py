@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ...common.access import ANYWHERE, Access
 from ...common.axes import Size
@@ -173,24 +174,38 @@ def _describe_leaks(pictures: list[Picture], dataset: DatasetConfig) -> list[str
     ]
 
 
-def glance(concept: ConceptConfig, access: Access = ANYWHERE) -> tuple[int, int]:
-    """Count a concept's pictures, and those of them without a caption, by their names; nothing is decoded.
+class Glance(NamedTuple):
+    """What a folder holds, by the names of its files."""
 
-    Only a file that holds all captions is read. Raises the ValueError of a scan for a folder that it could not use.
+    pictures: int
+    films: int  # that move by their names; a gif may be either, and is a picture here
+    uncaptioned: int  # of those that are trained
+
+
+def glance(concept: ConceptConfig, access: Access = ANYWHERE, *, takes_films: bool = True) -> Glance:
+    """Count a concept's pictures and films, and those without a caption, by their names; nothing is decoded.
+
+    takes_films: whether the model does; else these are trained by nobody. Only a file that holds all captions is read.
+    Raises the ValueError of a scan for a folder that it could not use.
     """
-    # Whether the model takes clips is not known here.
     report = Report(concept=concept.replace(clips=concept.clips or ClipConfig(step=1)), access=access)
     folder, files, found, _ = _find_pictures(0, report)
+    films = sum(file.extension in FILM_EXTENSIONS for file in found)
+    if films and not takes_films:
+        report.concept = concept.replace(clips=None)
+        folder, files, found, _ = _find_pictures(0, report)
     if report.errors:
         raise ValueError(printable(" ".join(report.errors)))
+    pictures = sum(file.extension not in FILM_EXTENSIONS for file in found)
     captions = concept.captions.replace(missing="error")
     if captions.source == "text_file":
-        return len(found), sum(text is None for text in captions_beside(found, files, captions).values())
+        without = sum(text is None for text in captions_beside(found, files, captions).values())
+        return Glance(pictures, films, without)
     report.concept = report.concept.replace(captions=captions, on_problem="leave_out")
     lines = read_captions(folder, found, files, report)
     if report.errors:
         raise ValueError(printable(" ".join(report.errors)))
-    return len(found), len(found) - len(lines)
+    return Glance(pictures, films, len(found) - len(lines))
 
 
 def _find_pictures(number: int, report: Report) -> tuple[Path, list[File], list[File], OwnFile]:

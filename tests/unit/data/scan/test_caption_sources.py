@@ -145,10 +145,10 @@ def test_a_glance_counts_pictures_and_captions(tmp_path: Path) -> None:
     for i in range(3):
         draw(tmp_path / f"{i}.png", (i, 0, 0), caption="one" if i else None)
     concept = ConceptConfig(folder=str(tmp_path))
-    assert glance(concept) == (3, 1)
+    assert glance(concept) == (3, 0, 1)
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "0.png", "text": "a"}\n')
-    assert glance(concept.replace(captions=CaptionConfig(source="table"))) == (3, 2)
-    assert glance(concept.replace(captions=CaptionConfig(source="file_name"))) == (3, 0)
+    assert glance(concept.replace(captions=CaptionConfig(source="table"))) == (3, 0, 2)
+    assert glance(concept.replace(captions=CaptionConfig(source="file_name"))) == (3, 0, 0)
     for wrong in (concept.replace(folder=str(tmp_path / "gone")), concept.replace(folder="")):
         with pytest.raises(ValueError) as seen:
             scan(DatasetConfig(concepts=(wrong,)))
@@ -169,7 +169,7 @@ def test_a_glance_at_very_many_files_reads_none_of_them(tmp_path: Path, monkeypa
         (tmp_path / f"{i}.png").touch()
         (tmp_path / f"{i}.txt").touch()
     monkeypatch.setattr(Path, "open", lambda *_, **__: pytest.fail("a file is opened"))
-    assert glance(ConceptConfig(folder=str(tmp_path))) == (2000, 0)
+    assert glance(ConceptConfig(folder=str(tmp_path))) == (2000, 0, 0)
 
 
 def test_an_undecodable_caption_is_named(tmp_path: Path) -> None:

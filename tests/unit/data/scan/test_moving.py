@@ -18,6 +18,7 @@ from lora_atelier.trainer_core.config import (
     MaskConfig,
     fill_dataset,
 )
+from lora_atelier.trainer_core.data.films import FILM_EXTENSIONS
 from lora_atelier.trainer_core.data.masks import read_mask, read_mask_frames
 from lora_atelier.trainer_core.data.scan import Index, fingerprint, glance, manifest_digest, pictures, scan
 
@@ -233,7 +234,24 @@ def test_a_known_clip_is_not_decoded_again_and_a_changed_one_is_another_dataset(
 
 def test_a_glance_counts_clips_before_any_model_is_known(folder):
     (folder / "c.txt").unlink()
-    assert glance(ConceptConfig(folder=str(folder))) == (5, 1)
+    films = sum(path.suffix in FILM_EXTENSIONS for path in folder.iterdir())
+    assert films and glance(ConceptConfig(folder=str(folder))) == (5 - films, films, 1)
+
+
+def test_a_glance_for_a_model_of_pictures_counts_captions_of_these_alone(folder, tmp_path):
+    of = ConceptConfig(folder=str(folder))
+    for path in folder.iterdir():
+        if path.suffix in FILM_EXTENSIONS:
+            path.with_suffix(".txt").unlink()
+    taken, left = glance(of), glance(of, takes_films=False)
+    assert (taken.pictures, taken.films) == (left.pictures, left.films) and taken.films
+    assert taken.uncaptioned - left.uncaptioned == taken.films
+    alone = tmp_path / "films"
+    alone.mkdir()
+    (alone / "b.mp4").write_bytes(b"never decoded")
+    assert glance(of.replace(folder=str(alone))) == (0, 1, 1)
+    with pytest.raises(ValueError, match=r"film|clip"):
+        glance(of.replace(folder=str(alone)), takes_films=False)
 
 
 def test_a_large_folder_is_sorted_in_one_turn(tmp_path, monkeypatch):

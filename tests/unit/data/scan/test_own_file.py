@@ -75,7 +75,7 @@ def test_what_is_set_for_a_picture_reaches_the_plan(folder: Path) -> None:
     assert f"{OWN_FILE} leaves out 1 picture: a.png." in text and "1 entry of lora_atelier.json names no pic" in text
     assert f"{OWN_FILE} gives 1 picture the role validation: b.png." in text
     assert ("a.png", "left out", f"by {OWN_FILE}") in {(f.name, f.outcome, f.why) for f in manifest.outcomes}
-    assert glance(concept) == (3, 0)
+    assert glance(concept) == (3, 0, 0)
 
 
 def test_a_slider_has_no_roles_of_single_pictures(folder: Path) -> None:
