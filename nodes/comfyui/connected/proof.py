@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from math import hypot
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ from .stopped import where_stopped
 
 CHANGES = (0.1, 0.03, 0.01, 0.003, 0.001)  # of the loss, as shares, by which its slope is measured
 APART, ROUNDED = 0.05, 0.2  # slopes that are one but for rounding and bends, in float32 and in half of its bits
+SIDEWAYS, SURE = 6, 2  # directions that tell rounding, and by how many of its sizes a slope is off for certain
 EARLIEST = 4  # the share of layers that are tried by themselves
 INSTEAD = "Update ComfyUI and the node pack that the MODEL is from, or link another MODEL"
 WRONG_SLOPE = f"this MODEL cannot be trained, as the loss does not follow its gradients, first before {{}}. {INSTEAD}"
@@ -146,26 +149,54 @@ def slopes_agree(run: Callable[[], Tensor], loss: float, layers: Sequence[Pairs]
     loss: of the pass as it is. layers: the parameters of each, and their gradients. Where rounding hides the change, it
     is no evidence, and the answer is yes.
     """
-    norms = [sum(exact(gradient).square().sum() for _, gradient in each) ** 0.5 for each in layers]
-    pairs = [(p, g / float(norm)) for each, norm in zip(layers, norms, strict=True) for p, g in each]
-    expected = float(sum(norms))
-    before, slopes = [parameter.clone() for parameter, _ in pairs], list[float]()
-    try:
-        for change in CHANGES:
-            losses = []
-            for by in (change * loss / expected, -change * loss / expected):
-                for (parameter, step), own in zip(pairs, before, strict=True):
-                    parameter.copy_(own + by * step)
-                losses.append(_loss(run))
-            slopes.append((losses[0] - losses[1]) / (2 * change * loss))
-            if abs(slopes[0] - 1) < off:
-                return True
-    finally:
-        for (parameter, _), own in zip(pairs, before, strict=True):
-            parameter.copy_(own)
+    norms = [float(sum(exact(gradient).square().sum() for _, gradient in each) ** 0.5) for each in layers]
+    steps = [[(p, g / norm) for p, g in each] for each, norm in zip(layers, norms, strict=True)]
+    expected, slopes = sum(norms), list[float]()
+
+    def slope(change: float, towards: Sequence[Pairs] = steps) -> float:
+        return _odd(run, towards, change * loss / expected) / (2 * change * loss)
+
+    for change in CHANGES:
+        slopes.append(slope(change))
+        if abs(slopes[0] - 1) < off:
+            return True
     # Of two steps that agree: larger ones are bent, smaller ones rounded away.
-    sure = [(abs(one - other), one) for one, other in pairwise(slopes) if abs(one - other) < off * abs(one)]
-    return not sure or abs(min(sure)[1] - 1) < off
+    sure = [(abs(one - two), i) for i, (one, two) in enumerate(pairwise(slopes)) if abs(one - two) < off * abs(one)]
+    draws = torch.Generator().manual_seed(0)
+    sideways = [[_sideways(each, draws) for each in steps] for _ in range(SIDEWAYS if sure else 0)]
+    for _, first in sorted(sure):
+        if abs(slopes[first] - 1) < off:
+            return True
+        # By how much slopes in other directions differ between these steps is what rounding does, alike at each step.
+        pair = CHANGES[first : first + 2]
+        apart = fmean((slope(pair[0], each) - slope(pair[1], each)) ** 2 for each in sideways) ** 0.5
+        sizes = [apart / hypot(change / pair[0], change / pair[1]) for change in pair]
+        if all(abs(slopes[first + i] - 1) >= off + SURE * size for i, size in enumerate(sizes)):
+            return False
+    return True
+
+
+def _odd(run: Callable[[], Tensor], steps: Sequence[Pairs], by: float) -> float:
+    """The loss at parameters moved by as many steps, less that at parameters moved back by them."""
+    moved = [pair for each in steps for pair in each]
+    before, losses = [parameter.clone() for parameter, _ in moved], list[float]()
+    try:
+        for sign in (by, -by):
+            for (parameter, step), own in zip(moved, before, strict=True):
+                parameter.copy_(own + sign * step)
+            losses.append(_loss(run))
+    finally:
+        for (parameter, _), own in zip(moved, before, strict=True):
+            parameter.copy_(own)
+    return losses[0] - losses[1]
+
+
+def _sideways(steps: Pairs, draws: torch.Generator) -> Pairs:
+    """Draw a step of a layer at a right angle to its gradient, nearly as long; steps: along it, of length 1."""
+    drawn = [torch.randn(step.shape, generator=draws).to(step) for _, step in steps]
+    length = sum(one.square().sum() for one in drawn) ** 0.5
+    along = sum((one * step).sum() for one, (_, step) in zip(drawn, steps, strict=True))
+    return [(parameter, (one - along * step) / length) for one, (parameter, step) in zip(drawn, steps, strict=True)]
 
 
 def _loss(run: Callable[[], Tensor]) -> float:
