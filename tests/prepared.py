@@ -95,10 +95,10 @@ class Ready(Unheld):
         """Copy the outline."""
         return _outlined(self.config, dtype).cast()
 
-    def load(self, dtype, amend=None):
+    def load(self, dtype, amend=None, *, in_file=False):
         """Copy the model; one that is changed before it is cast is loaded."""
-        if amend is not None and dtype != torch.float32:
-            return super().load(dtype, amend)
+        if in_file or (amend is not None and dtype != torch.float32):
+            return super().load(dtype, amend, in_file=in_file)
         base = _loaded(self.config, dtype).cast()
         if amend is not None:
             amend(base)

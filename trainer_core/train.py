@@ -27,6 +27,7 @@ from .training.calibrate import calibrate
 from .training.compute import settle_compute
 from .training.conditioning import freeze_stopped, text_is_trained
 from .training.guard import Guard, looked_at
+from .training.in_file import Reading
 from .training.job import Job
 from .training.prepare import apply_memory, resume_run
 from .training.result import Result, finish
@@ -152,6 +153,7 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
             note(sentence)
         saving.before_first_step()
     measure(run)
+    reading = Reading(run)
     while not run.finished:
         began, numbers = time.perf_counter(), None
         # Captions are kept once text encoders and words stopped; a plateau may bring other weights of these back.
@@ -166,6 +168,8 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
             with guard.attempt() as keep:
                 numbers = keep(step(run, read))
         report_step(run, numbers, stopped, began)
+        if run.at == reading.first + 2 and not run.finished and (sentence := reading.sentence()):
+            note(sentence)
         guard.check()
         measure(run)
         asked = run.asked()
@@ -176,6 +180,8 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
         if "stop" in asked and run.at < plan.steps:
             note(f"Stopped and kept after step {run.at} of {plan.steps}; {run_again()} to resume.")
             break
+    if sentence := reading.sentence():
+        note(sentence)
     if sentence := run.noise_scale.sentence(config.train.batch_size * config.train.accumulate):
         note(sentence)
 

@@ -22,6 +22,7 @@ from lora_atelier.trainer_core.memory import (
     compile_blocks,
     copied_before_written,
     keep_weights,
+    leave_in_file,
     multiply_in,
     out_of_memory,
     prepare,
@@ -222,6 +223,35 @@ def test_what_comes_and_goes_beside_the_computing_is_there_in_time(plain, card, 
         return activations_in_ram(card, [unet], least=100) if activations else contextlib.nullcontext()
 
     assert difference(passes(prepared, context, times=3, device=card), plain) < 1e-5
+
+
+@pytest.mark.parametrize("level", ["0", "full"])
+def test_weights_in_a_file_are_there_in_time_and_read_no_oftener_than_used(plain, card, level):  # noqa: F811
+    reads = Counter()
+
+    class InFile:
+        def __init__(self, weight):
+            self.weight = weight.detach().clone()
+
+        def read(self):
+            reads[self] += 1
+            return self.weight.clone()
+
+    def prepared(device):
+        def prepared(unet):
+            for layer in unet.modules():
+                if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)):
+                    layer.stored, layer.weight = InFile(layer.weight), torch.nn.Parameter(layer.weight.to("meta"))
+            assert leave_in_file(unet) and not any(hasattr(layer, "stored") for layer in unet.modules())
+            memory = MemoryConfig(checkpointing=level, offload_weights="file")
+            prepare(model_of(unet), memory, "auto", device, Stream(device))
+
+        return prepared
+
+    assert difference(passes(prepared(CPU), times=3), plain) == 0
+    uses = 3 * (3 if level == "full" else 2)
+    assert sum(reads.values()) <= uses * len(reads) + AHEAD * 3
+    assert difference(passes(prepared(card), times=3, device=card), plain) < 1e-5
 
 
 def test_small_weights_come_and_go_as_those_of_this_device(card):  # noqa: F811

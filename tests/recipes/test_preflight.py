@@ -17,6 +17,7 @@ def config(checkpoint, pictures):
     return tiny_config(
         checkpoint,
         pictures,
+        base_model={"weights": "float32"},  # which no file has for certain, so that none stay in theirs
         lora={"rank": 4, "alpha": 4, "preset": "attn-mlp"},
         train={"steps": 2, "batch_size": 4, "resolution": 128, "bucket_step": 128},
     )

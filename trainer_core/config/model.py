@@ -194,10 +194,11 @@ class MemoryConfig(Config):
         "of 4: as full, but of so many blocks in a row only the first one's input is kept; slower by an eighth, a "
         "fifth.",
     )
-    offload_weights: Literal["auto", "none", "half", "all"] = _beside(
+    offload_weights: Literal["auto", "none", "half", "all", "file"] = _beside(
         "auto",
         "How many of the base model's frozen weights wait in RAM and move to the GPU ahead of their use. No effect "
-        "on the CPU.",
+        "on the CPU. file: none wait; each is read from the model's file at every use, also for the CPU. Needs the "
+        "least RAM, and a fast disk.",
     )
     offload_activations: Literal["auto", "off", "on"] = _beside(
         "auto",

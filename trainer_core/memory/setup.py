@@ -14,7 +14,7 @@ from ..config import MemoryConfig
 from .eight_bits import chosen_compute
 from .gradient_checkpointing import FULL, LEVELS, PARTS, SEGMENTS, Unit, recompute
 from .stream import Stream, activations_in_ram
-from .weights import SHARES, keep_weights
+from .weights import IN_FILE, SHARES, keep_weights, kept_layers
 
 # Each rung takes less memory than the one before, and a saved gigabyte costs more time there: (checkpointing,
 # offload_weights, offload_activations). Where all is recomputed, the inputs of blocks are what is kept: each goes to
@@ -48,7 +48,8 @@ def rungs(config: MemoryConfig, device: torch.device, *, parts: bool = True) -> 
         settings = dict(zip(fields, rung, strict=True))
         settings |= {name: value for name in fields if (value := getattr(config, name)) != "auto"}
         if kind_of(device).shares_ram:  # everything is in RAM already
-            settings |= {"offload_weights": "none", "offload_activations": "off"}
+            stays = IN_FILE if config.offload_weights == IN_FILE else "none"
+            settings |= {"offload_weights": stays, "offload_activations": "off"}
         candidate = config.replace(**settings)
         if candidate not in found:
             found.append(candidate)
@@ -56,7 +57,7 @@ def rungs(config: MemoryConfig, device: torch.device, *, parts: bool = True) -> 
 
 
 def moves_weights(memory: MemoryConfig) -> bool:
-    """Tell whether frozen weights wait in RAM; models that encode while training then do, too."""
+    """Tell whether frozen weights wait in RAM or in a file; models that encode while training then do, too."""
     return SHARES.get(memory.offload_weights, 0.0) > 0
 
 
@@ -65,6 +66,8 @@ def describe(memory: MemoryConfig) -> str:
     words = [f"gradient checkpointing {memory.checkpointing}"]
     if memory.offload_weights in ("half", "all"):
         words.append(("half of the weights" if memory.offload_weights == "half" else "the weights") + " in RAM")
+    if memory.offload_weights == IN_FILE:
+        words.append("the weights in their file")
     if memory.offload_activations == "on":
         words.append("activations in RAM")
     if memory.encodings == "none":
@@ -126,7 +129,7 @@ def prepare(base: Frozen, memory: MemoryConfig, weights: str, device: torch.devi
 
 
 def _hold(frozen: FrozenDenoiser, memory: MemoryConfig, weights: str, device: torch.device, stream: Stream) -> None:
-    """Move the weights to the device, or to RAM, in their stored format."""
+    """Move the weights to the device, or to RAM, in their stored format; those that stay in a file do so."""
     denoiser, dtype, share = frozen.module, frozen.dtype, SHARES.get(memory.offload_weights, 0.0)
     # Tensor cores of a GPU take half-precision convolutions in this memory order; any other is converted at each call.
     last = memory.channels_last == "on" or (
@@ -134,6 +137,9 @@ def _hold(frozen: FrozenDenoiser, memory: MemoryConfig, weights: str, device: to
     )
     if last:
         denoiser.to(memory_format=torch.channels_last)
+        for kept in kept_layers(denoiser):
+            if kept.stored is not None and len(kept.shape) == 4:
+                kept.memory_format = torch.channels_last
     keep_weights(
         denoiser,
         weights,

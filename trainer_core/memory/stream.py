@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -22,9 +24,14 @@ Use = tuple["Streamable", bool]  # a weight, and whether in a backward pass
 
 
 class Streamable(Protocol):
-    """Anything with tensors in RAM that `Stream` can fetch."""
+    """Anything with tensors in RAM, or one in a file, that `Stream` can fetch."""
 
     parts: tuple[Tensor, ...]
+    stored: Any  # reads a tensor from a file; None: `parts` are in RAM
+
+    def placed(self, read: Tensor) -> Tensor:
+        """Give a tensor that was read from the file the shape and the dtype of the part."""
+        ...
 
 
 class Stream:
@@ -32,14 +39,17 @@ class Stream:
 
     The order is recorded as weights are used: what follows two uses. One alone would not do, as a recomputed block uses
     each weight twice in the backward pass, for its result and for its gradient. A wrong guess costs a wait and a copy.
-    Nothing is copied back: frozen weights stay in RAM as they are.
+    Nothing is copied back: frozen weights stay in RAM as they are. Those in a file are read by a thread of its own, so
+    that the disk works while the device computes; no more of them are in RAM than are expected.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._streams = _streams(device)
         self._side = self._streams.Stream(device) if self._streams else None
-        self._arriving: dict[Streamable, tuple[tuple[Tensor, ...], Any]] = {}
+        self.waited = 0.0  # seconds in which the computation waited for a file
+        self._reader: ThreadPoolExecutor | None = None  # one thread, as a disk serves one best
+        self._arriving: dict[Streamable, tuple[tuple[Tensor, ...] | Future[Tensor], Any]] = {}
         self._following: dict[tuple[Use | None, Use], Use] = {}
         self._used: deque[Any] = deque()
         self._last: tuple[Use | None, Use] | None = None  # the last two uses
@@ -64,9 +74,12 @@ class Stream:
             self._following[self._last] = use
         self._last = (self._last and self._last[1], use)
         parts, arrived = self._arriving.pop(kept, None) or self._send(kept)
+        if isinstance(parts, Future):
+            parts = self._read(kept, parts)
         if self._side:
             current = self._streams.current_stream(self.device)
-            current.wait_event(arrived)
+            if arrived is not None:
+                current.wait_event(arrived)
             # Its memory belongs to the side stream: the allocator must wait for this use, too.
             for part in parts:
                 part.record_stream(current)
@@ -80,7 +93,9 @@ class Stream:
             last = (last[1], following)
         # A wrong guess: drop the copy, or its memory would wait for a use that may never come.
         for other in [other for other in self._arriving if other not in expected]:
-            del self._arriving[other]
+            dropped, _ = self._arriving.pop(other)
+            if isinstance(dropped, Future):
+                dropped.cancel()
         if kept in expected:
             self._arriving[kept] = parts, arrived
         for other in expected:
@@ -88,9 +103,20 @@ class Stream:
                 self._arriving[other] = self._send(other)
         return parts
 
-    def _send(self, kept: Streamable) -> tuple[tuple[Tensor, ...], Any]:
+    def _read(self, kept: Streamable, reading: Future[Tensor]) -> tuple[Tensor, ...]:
+        """Wait for a tensor from a file, and copy it to the device."""
+        began = time.perf_counter()
+        read = reading.result()
+        self.waited += time.perf_counter() - began
+        placed = kept.placed(read)
+        return ((_pinned(placed) if self._side else placed).to(self.device, non_blocking=True),)
+
+    def _send(self, kept: Streamable) -> tuple[tuple[Tensor, ...] | Future[Tensor], Any]:
         if self.device.type == "meta":
             return tuple(torch.empty_like(part) for part in kept.parts), None
+        if kept.stored is not None:
+            self._reader = self._reader or ThreadPoolExecutor(1, "weights from a file")
+            return self._reader.submit(kept.stored.read), None
         with self._streams.stream(self._side) if self._side else nullcontext():
             parts = tuple(part.to(self.device, non_blocking=True) for part in kept.parts)
         return parts, self._side.record_event() if self._side else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,8 @@ NEEDS_BITSANDBYTES = ("int8", "nf4")
 QUANTIZED = ("float8", *NEEDS_BITSANDBYTES)
 MULTIPLIES_IN = "multiplies_in"  # attribute of layers that another program holds
 HOLDS = "holds_rounded"  # attribute of such layers: their rounded weight, by what it was made of
-SHARES = {"none": 0.0, "half": 0.5, "all": 1.0}
+IN_FILE = "file"  # of offload_weights: the weights of matrices stay in the model's file
+SHARES = {"none": 0.0, "half": 0.5, "all": 1.0, IN_FILE: 1.0}
 
 
 def check_weights(kind: str, name: str, device: torch.device) -> None:
@@ -41,17 +42,27 @@ def check_weights(kind: str, name: str, device: torch.device) -> None:
             ) from error
 
 
+class Stored(Protocol):
+    """A tensor in a file."""
+
+    def read(self) -> Tensor:
+        """Read it as it is stored, into new memory."""
+        ...
+
+
 class Kept:
     """One frozen weight in its stored format; it is unpacked to the dtype of the computation at each use.
 
     pack: float8 has one scale per row, int8 one per row (bitsandbytes' LLM.int8 form), nf4 one per 64 values (Dettmers
     et al. 2023, QLoRA); a plain dtype has none. compute: the format of 8 bits in which it is multiplied, "" for none;
     its numbers are then those of that format, wherever it is read.
+    stored: the weight's tensor in a file, if it stays there; `weight` and its parts are then shapes alone.
     """
 
-    def __init__(self, weight: Tensor, kind: str) -> None:
-        self.kind, self.shape = kind, weight.shape
+    def __init__(self, weight: Tensor, kind: str, stored: Stored | None = None) -> None:
+        self.kind, self.shape, self.stored = kind, weight.shape, stored
         self.parts = _pack(weight, kind)
+        self.memory_format = torch.contiguous_format  # that it takes when it is read from its file
         self.stream: Stream | None = None  # fetches the parts from RAM; None: they are on the device
         self.compute = ""
         self.rounding: list[float] | None = None  # gets the seconds of each rounding that `pack` would spare
@@ -76,8 +87,8 @@ class Kept:
         return found
 
     def pack(self) -> None:
-        """Store the weight in the format that it is multiplied in, for good."""
-        if self.compute in ("", self.kind):
+        """Store the weight in the format that it is multiplied in, for good; one in a file stays as it is."""
+        if self.compute in ("", self.kind) or self.stored is not None:
             return
         values, scale = self.rounded()
         parts = (values, scale if self.compute == "float8" else (127 * scale).flatten())
@@ -87,8 +98,14 @@ class Kept:
         else:
             self.stream.replace(self, parts)
 
+    def placed(self, read: Tensor) -> Tensor:
+        """Give a tensor that was read from the file the shape and the dtype of this weight."""
+        return read.reshape(self.shape).to(self.parts[0].dtype, memory_format=self.memory_format)
+
     def _fetched(self) -> tuple[Tensor, ...]:
-        return self.parts if self.stream is None else self.stream.fetch(self)  # pyright: ignore[reportAttributeAccessIssue]
+        if self.stream is not None:
+            return self.stream.fetch(self)  # pyright: ignore[reportAttributeAccessIssue]
+        return self.parts if self.stored is None else (self.placed(self.stored.read()),)
 
     @property
     def size(self) -> int:
@@ -183,7 +200,7 @@ class _KeptLayer(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         super()._apply(fn, recurse)
-        if self.kept.stream is None:
+        if self.kept.stream is None and self.kept.stored is None:
             device = fn(torch.empty(0, device=self.kept.parts[0].device)).device
             self.kept.parts = tuple(part.to(device) for part in self.kept.parts)
         return self
@@ -221,8 +238,9 @@ def keep_weights(
     """Move a frozen model to `device`, its weights stored as `kind`, a share of their bytes (0..1) in RAM.
 
     Everything but the weights of linear layers and convolutions is moved in `dtype`. May be called again with a larger
-    share. stream: fetches the weights in RAM. unquantized: prefixes of layers that no quantized
-    format may hold. linear: keep every linear layer so that `multiply_in` can reach it. One layer is moved at a time.
+    share. stream: fetches the weights in RAM, and those that stay in a file. unquantized: prefixes of layers that no
+    quantized format may hold. linear: keep every linear layer so that `multiply_in` can reach it. One layer is moved at
+    a time.
     """
     kind = next(name for name, d in DTYPES.items() if d == dtype) if kind == "auto" else kind
     seen = away = 0.0
@@ -233,6 +251,9 @@ def keep_weights(
             _keep(module, kind, device)
         if isinstance(module, _KeptLayer):
             kept = module.kept
+            if kept.stored is not None:
+                kept.stream = stream
+                continue
             seen += kept.size
             # layers in RAM alternate with others, so that copies overlap with computation
             if stream is not None and seen * share - away >= kept.size / 2:
@@ -242,6 +263,16 @@ def keep_weights(
             elif kept.stream is None:
                 kept.parts = tuple(part.to(device) for part in kept.parts)
     nn.Module.to(model, device, dtype)
+
+
+def leave_in_file(model: nn.Module) -> list[Kept]:
+    """Let every layer whose `stored` reads its weight from a file keep it there; list these weights."""
+    left = []
+    for layer in model.modules():
+        if (stored := layer.__dict__.pop("stored", None)) is not None:
+            kind = next(name for name, dtype in DTYPES.items() if dtype == layer.weight.dtype)
+            left.append(_keep(layer, kind, torch.device("meta"), stored))
+    return left
 
 
 def multiply_in(kind: str, layers: Iterable[nn.Module]) -> None:
@@ -329,12 +360,13 @@ def weight_bytes(model: nn.Module) -> int:
     return own + sum(kept.size for kept in kept_layers(model) if kept.stream is None)
 
 
-def _keep(module: nn.Module, kind: str, device: torch.device) -> None:
+def _keep(module: nn.Module, kind: str, device: torch.device, stored: Stored | None = None) -> Kept:
     """Replace a layer's weight by a `Kept` one; quantized formats are packed on `device`, which is faster."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     weight = weight.detach()
-    kept = Kept(weight if kind in DTYPES else weight.to(device), kind)
+    kept = Kept(weight if kind in DTYPES else weight.to(device), kind, stored)
     module.__class__ = KeptLinear if isinstance(module, nn.Linear) else KeptConv2d  # type: ignore[assignment]
     del module.weight
     module.__dict__["kept"] = kept
+    return kept

@@ -655,8 +655,13 @@ class Source(Protocol):
         """Build the autoencoder without weights, in float32; None for one that the run does not move itself."""
         ...
 
-    def load(self, dtype: torch.dtype, amend: Callable[[Any], None] | None = None) -> BaseModel:
-        """Load the model to the CPU, frozen; amend: called to change the weights before the cast to dtype."""
+    def load(
+        self, dtype: torch.dtype, amend: Callable[[Any], None] | None = None, *, in_file: bool = False
+    ) -> BaseModel:
+        """Load the model to the CPU, frozen; amend: called to change the weights before the cast to dtype.
+
+        in_file: weights of the denoiser's matrices stay in their files, and such a layer's `stored` reads its own.
+        """
         ...
 
     def remarks(self) -> list[str]:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from ..common.devices import kind_of
-from ..config import MemoryConfig, RunConfig
+from ..config import MemoryConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..memory import (
     DTYPES,
+    IN_FILE,
     STORED,
     Stream,
     are_free,
@@ -49,7 +50,7 @@ def fit_memory(
     free = free_bytes(device) - kind.reserve + (held if kind.shares_ram else 0) - kept
     error = 0 if kept else ERROR  # what others were promised is no room to be tight in
     shape = largest_micro_batch(config, plan, outline.base)
-    ladder = rungs(config.memory, device)
+    ladder = _ladder(config, config.memory, outline, device, held)
     encoding = None if vae is None else encoding_of(config, plan, outline.base, vae, device)
     for i, memory in enumerate(ladder):
         estimate = estimate_run(config, outline, memory, shape, device, encoding)
@@ -57,8 +58,11 @@ def fit_memory(
             tight = "" if estimate.total <= free else ", which is tight"
             left = f" beside {config.memory.keep_free:g} GB for other programs" if kept else ""
             room = f"{estimate.gigabytes} of {free / 1e9:.1f} GB that are free{left}"
-            return ladder[i:], f"Memory: about {room}, with {describe(memory)}{tight}."
-    found = list(_remedies(config, shape, outline.base.denoiser.dtype, device, free, encoding))
+            # A model that is loaded whole has no weights in its file any more.
+            in_file = memory.offload_weights == IN_FILE
+            rest = [each for each in ladder[i:] if (each.offload_weights == IN_FILE) == in_file]
+            return rest, f"Memory: about {room}, with {describe(memory)}{tight}."
+    found = list(_remedies(config, shape, outline, device, free, encoding))
     if kept and (less := free + kept - estimate.total) >= 0:
         found.append(f"keep_free {math.floor(less / 1e8) / 10:g}")
     remedies = "; or ".join(found) or "lower the resolution"
@@ -66,6 +70,39 @@ def fit_memory(
         f"This run needs about {estimate.gigabytes} of memory with {describe(memory)}, and "
         f"{are_free(free, config.memory)}: set {remedies}."
     )
+
+
+def why_not_in_file(config: RunConfig) -> str:
+    """Say why a run's frozen weights cannot stay in their file; "" if they can."""
+    if config.base_model.connected is not None:
+        return "ComfyUI reads the weights of a connected model itself"
+    if config.lora.beneath:
+        return "a LoRA beneath changes the weights, and the file has them as they were"
+    if config.base_model.weights != "auto":
+        return f"the file has weights in a format of its own, and {setting('base_model.weights')} asks for another"
+    return ""
+
+
+def check_in_file(config: RunConfig) -> None:
+    """Raise ValueError for weights that should stay in their file and cannot."""
+    if config.memory.offload_weights == IN_FILE and (why := why_not_in_file(config)):
+        raise ValueError(f"Weights cannot stay in their file: {why}; set {setting('memory.offload_weights')} to auto.")
+
+
+def _ladder(
+    config: RunConfig, memory: MemoryConfig, outline: Outline, device: torch.device, held: int
+) -> list[MemoryConfig]:
+    """List the memory settings to try; weights that RAM cannot hold stay in their file where they may.
+
+    held: bytes of the model's files that are already in RAM.
+    """
+    ladder = rungs(memory, device)
+    if memory.offload_weights != "auto" or why_not_in_file(config):
+        return ladder
+    if kind_of(device).shares_ram:  # a read weight costs more time than all that is recomputed
+        return [*ladder, ladder[-1].replace(offload_weights=IN_FILE)]
+    fits = weight_bytes(outline.base.denoiser.module) <= free_bytes(torch.device("cpu")) + held
+    return ladder if fits else rungs(memory.replace(offload_weights=IN_FILE), device)
 
 
 def largest_micro_batch(config: RunConfig, plan: Plan, base: BaseModel) -> LargestBatch:
@@ -137,12 +174,14 @@ def estimate_run(
 def _remedies(
     config: RunConfig,
     shape: LargestBatch,
-    dtype: torch.dtype,
+    outline: Outline,
     device: torch.device,
     free: float,
     encoding: Encoding | None,
 ) -> Iterator[str]:
     """Yield the cheapest change of each kind that would make a run fit: memory settings, weights, batch size."""
+
+    dtype = outline.base.denoiser.dtype
 
     def fits(config: RunConfig, memory: MemoryConfig, count: int) -> Estimate | None:
         outline = outline_run(config, dtype=dtype)
@@ -151,7 +190,7 @@ def _remedies(
         return estimate if estimate.total <= free else None
 
     own = MemoryConfig(**{name: getattr(config.memory, name) for name in ("attention", "encodings", "keep_free")})
-    every = rungs(own, device)
+    every = _ladder(config, own, outline, device, 0)
     smallest = every[-1]
     for memory in every if fits(config, smallest, shape.samples) else ():  # else each would be tried in vain
         if estimate := fits(config, memory, shape.samples):

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..common.files import file_digest
 from ..config import ObjectiveConfig, RunConfig
 from ..config.rows import Decides, decides
 
@@ -98,13 +99,15 @@ def _digest(values: dict[str, Any]) -> str:
 def model_digests(config: RunConfig, source: Source, index: Index) -> dict[str, str]:
     """Compute the sha256 of every file of the base model and of existing LoRAs, by role and name.
 
-    The index remembers the digest of a file while its size and times stay. Raises ValueError for an unreadable file.
+    The index remembers the digest of a file while its size and times stay. Where weights stay in their file, nothing of
+    it is kept in memory. Raises ValueError for an unreadable file.
     """
     from ..data.scan import file_at  # imported here, so that lists of runs need no image library
 
     roles = list(_model_files(config, source.files()))
     files = [file_at(path) for _, path in roles]
-    found = {role: digest for (role, _), digest in zip(roles, index.digests(files, large=source.digest), strict=True)}
+    digest = file_digest if config.memory.offload_weights == "file" else source.digest
+    found = dict(zip((role for role, _ in roles), index.digests(files, large=digest), strict=True))
     for role, path in roles:
         if not found[role]:
             raise ValueError(f"{path} cannot be read completely; check the disk, or download the file again.")

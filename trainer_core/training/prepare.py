@@ -31,6 +31,7 @@ from ..lora_files.continued import check_lora_files, load_continued
 from ..lora_files.merge import merge_beneath
 from ..memory import (
     DTYPES,
+    IN_FILE,
     Programs,
     Stream,
     check_attention,
@@ -38,6 +39,7 @@ from ..memory import (
     check_weights,
     compile_blocks,
     keep_weights,
+    leave_in_file,
     prepare,
     recompute,
     release_rounded,
@@ -60,7 +62,7 @@ from ..optim.noise_scale import NoiseScale
 from ..optim.schedule import check_schedule, curve_of
 from ..preflight.disk import check_disk
 from ..preflight.measured import fit_measured
-from ..preflight.memory import fit_memory
+from ..preflight.memory import check_in_file, fit_memory
 from ..preflight.network import describe_network, measure_run
 from ..preflight.outline import outline_run, trains_text
 from ..preflight.report import long_captions, painting_remarks, report
@@ -71,6 +73,7 @@ from .compute import compute_remarks
 from .conditioning import check_embeddings, check_stops
 from .encode import encode_plan, encode_together
 from .encoded import Encoded, EncodingContext
+from .in_file import describe_reading
 from .job import Job, Planned
 from .joining import run_curve
 from .live import LiveEncoder
@@ -123,6 +126,7 @@ def check_settings(job: Job) -> None:
             f"A LoRA in bfloat16 does not work with precision float16; set {setting('lora.dtype')} to float32."
         )
     check_compute(config.memory.compute, job.device, config.base_model.weights)
+    check_in_file(config)
     for name in ("weights", "text_weights"):
         check_weights(getattr(config.base_model, name), name, job.device)
 
@@ -246,7 +250,10 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     """
     config, device, note = job.config, job.device, job.callbacks.note
     job.callbacks.phase(say("loading the model"), 0, 1)
-    base = job.source.load(job.dtype, lambda base: merge_beneath(base, config.lora.beneath))
+    in_file = memory.offload_weights == IN_FILE
+    base = job.source.load(job.dtype, lambda base: merge_beneath(base, config.lora.beneath), in_file=in_file)
+    if in_file and (sentence := describe_reading(leave_in_file(base.denoiser.module), memory)):
+        note(sentence)
     start = load_continued(config, base)
     text = base.text.trainable
     if text and start and start.changes_text:

@@ -47,7 +47,7 @@ class ComfyUIHost:
         self._check_experts(config)
         if config.lora.embeddings:
             raise ValueError(f"Words are not trained with a connected model; remove {node('embeddings')}.")
-        if config.memory.offload_weights in ("half", "all"):
+        if config.memory.offload_weights in ("half", "all", "file"):
             raise ValueError(
                 "ComfyUI itself decides where the weights of a connected model lie; set "
                 f"{setting('memory.offload_weights')} to auto."

@@ -181,9 +181,11 @@ class ConnectedSource:
     def outline_autoencoder(self) -> None:
         """None: ComfyUI moves the VAE."""
 
-    def load(self, dtype: torch.dtype, amend: Callable[[Any], None] | None = None) -> ConnectedModel:
+    def load(
+        self, dtype: torch.dtype, amend: Callable[[Any], None] | None = None, *, in_file: bool = False
+    ) -> ConnectedModel:
         """Let ComfyUI load the MODEL; amend: changes it."""
-        del dtype
+        del dtype, in_file  # refused by the host, which puts the weights where it wants
         if amend:
             amend(self._model)
         self._model.wired.load()

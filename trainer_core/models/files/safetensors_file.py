@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +236,7 @@ def read_whole(header: FileHeader, use: Callable[[Any], None]) -> dict[str, Tens
     return tensors
 
 
-def _read_tensor(header: FileHeader, file: BufferedReader, name: str) -> Tensor:
+def _read_tensor(header: FileHeader, file: BufferedReader | FileIO, name: str) -> Tensor:
     """Read a tensor from a file positioned at its first byte."""
     span = header.ranges[name]
     data = torch.empty(span.size, dtype=torch.uint8)
@@ -246,6 +248,70 @@ def _read_tensor(header: FileHeader, file: BufferedReader, name: str) -> Tensor:
             raise _changed(header.path)
         view = view[count:]
     return data.view(span.dtype).reshape(header.shapes[name])
+
+
+class WatchedFile:
+    """A safetensors file whose tensors are read again and again, as long as it stays what it was.
+
+    Nothing is mapped: a mapped file changes when it is saved over, and ends the process where it becomes shorter.
+    """
+
+    def __init__(self, header: FileHeader) -> None:
+        """Watch the file of a header; raises ValueError if that has changed since."""
+        _check_unchanged(header)
+        self.header = header
+        self.name = header.path.name
+        self.bytes, self.seconds = 0, 0.0  # read so far
+        self._state = _state(header.path.stat())
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor into new memory; raises ValueError if the file is another, or cannot be read."""
+        began = time.perf_counter()
+        try:
+            with self.header.path.open("rb", buffering=0) as file:
+                self._check(file)
+                file.seek(self.header.ranges[name].start)
+                tensor = _read_tensor(self.header, file, name)
+                self._check(file)
+        except FileNotFoundError:
+            raise _changed(self.header.path) from None
+        except OSError as error:
+            raise ValueError(f"{self.name} cannot be read; check the disk, or get the file again.") from error
+        self.bytes += tensor.nbytes
+        self.seconds += time.perf_counter() - began
+        return tensor
+
+    def _check(self, file: FileIO) -> None:
+        if _state(os.fstat(file.fileno())) != self._state:
+            raise _changed(self.header.path)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A tensor that stays in its file; each `read` reads it anew."""
+
+    file: WatchedFile
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self.file.header.shapes[self.name]
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self.file.header.ranges[self.name].size
+
+    def read(self) -> Tensor:
+        """Read the tensor as it is stored."""
+        return self.file.read(self.name)
+
+
+def stored_part(header: FileHeader, prefix: str = "") -> dict[str, Stored]:
+    """List the tensors under a prefix, named without it, and leave them in their file."""
+    file = WatchedFile(header)
+    return {name[len(prefix) :]: Stored(file, name) for name in header.shapes if name.startswith(prefix)}
 
 
 def read_part(file: Any, names: Iterable[str], prefix: str) -> dict[str, Tensor]:
@@ -266,6 +332,11 @@ def highest_number(names: Iterable[str], pattern: str) -> int:
 def _stamp(path: Path) -> tuple[int, int]:
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
+
+
+def _state(stat: os.stat_result) -> tuple[int, ...]:
+    """What tells a file from another one, and from itself after a change."""
+    return stat.st_size, stat.st_mtime_ns, stat.st_dev, stat.st_ino
 
 
 def _check_unchanged(header: FileHeader) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...common.cancel import look
+from .safetensors_file import Stored
 
 Value = TypeVar("Value")
 SHAPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)  # of code for ordinary shapes
@@ -46,17 +47,37 @@ def fill(module: nn.Module, names: dict[str, str], tensors: dict[str, Tensor], w
     Raises ValueError for missing tensors, wrong shapes and values that are not finite. what: the module's name.
     """
     wanted, tensors = module.state_dict(), Complete(tensors, what)
-    state = {}
-    for name, source in names.items():
-        tensor, shape = tensors[source], wanted[name].shape
-        if tensor.numel() != shape.numel():  # same count, other shape: a 1x1 conv stored for a linear layer
-            raise ValueError(
-                f"{what}: {source} has shape {tuple(tensor.shape)}, expected {tuple(shape)}; get it again."
-            )
-        check_finite({source: tensor}, what)
-        state[name] = tensor.reshape(shape)
+    state = {name: _fitted(tensors[source], wanted[name].shape, source, what) for name, source in names.items()}
     module.load_state_dict(state, assign=True)
     return module
+
+
+def fill_from(module: nn.Module, names: dict[str, str], tensors: dict[str, Stored], what: str) -> nn.Module:
+    """Do as `fill`, but leave the weights of linear layers and convolutions in their file, each read and checked once.
+
+    Such a layer's `stored` is its tensor in the file; its weight stays on the meta device.
+    """
+    wanted, tensors = module.state_dict(), Complete(tensors, what)
+    matrices = {
+        f"{name}.weight": layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)
+    }
+    state = {}
+    for name, source in names.items():
+        tensor = _fitted(tensors[source].read(), wanted[name].shape, source, what)
+        if name in matrices:
+            matrices[name].__dict__["stored"] = tensors[source]
+        else:
+            state[name] = tensor
+    module.load_state_dict(state, strict=False, assign=True)
+    return module
+
+
+def _fitted(tensor: Tensor, shape: torch.Size, source: str, what: str) -> Tensor:
+    """Give a file's tensor its module's shape; raises ValueError where it has another size or is not finite."""
+    if tensor.numel() != shape.numel():  # same count, other shape: a 1x1 conv stored for a linear layer
+        raise ValueError(f"{what}: {source} has shape {tuple(tensor.shape)}, expected {tuple(shape)}; get it again.")
+    check_finite({source: tensor}, what)
+    return tensor.reshape(shape)
 
 
 def check_finite(tensors: Mapping[str, Tensor], what: str) -> None:

@@ -43,7 +43,7 @@ def original_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def newer_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def newer_names(tensors: dict[str, Any]) -> dict[str, Any]:
     """Rename the attention of an autoencoder from diffusers' first names."""
     for old, new in (("query", "to_q"), ("key", "to_k"), ("value", "to_v"), ("proj_attn", "to_out.0")):
         tensors = {name.replace(f".{old}.", f".{new}."): tensor for name, tensor in tensors.items()}

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ...common.json_files import read_json
-from ..files.safetensors_file import opened, read_header
-from ..files.tensors import fill, of_possible_shapes
+from ..files.safetensors_file import opened, read_header, stored_part
+from ..files.tensors import fill, fill_from, of_possible_shapes
 from .autoencoder import newer_names
 from .family import (
     FAMILIES,
@@ -156,10 +156,17 @@ def folder_autoencoder(path: Path) -> Any:
     return AutoencoderTiny if tiny else AutoencoderKL
 
 
-def load_folder(kind: Any, folder: Path) -> nn.Module:
-    """Load a diffusers model from its folder; raises ValueError if weights and configuration differ."""
-    model, tensors = outline_folder(kind, folder), newer_names(folder_tensors(folder))
-    return fill(model, {name: name for name in model.state_dict()}, tensors, f"{folder.name}/ of {folder.parent.name}")
+def load_folder(kind: Any, folder: Path, *, in_file: bool = False) -> nn.Module:
+    """Load a diffusers model from its folder; raises ValueError if weights and configuration differ.
+
+    in_file: the weights of linear layers and convolutions stay in their files.
+    """
+    model, what = outline_folder(kind, folder), f"{folder.name}/ of {folder.parent.name}"
+    names = {name: name for name in model.state_dict()}
+    if in_file:
+        stored = {name: each for path in weight_files(folder) for name, each in stored_part(read_header(path)).items()}
+        return fill_from(model, names, newer_names(stored), what)
+    return fill(model, names, newer_names(folder_tensors(folder)), what)
 
 
 def _largest(value: Any) -> int:

@@ -13,7 +13,7 @@ from ...common.files import short_hash
 from ...config import BaseModelConfig, setting
 from ..base import Prediction
 from ..files.kept import KeptFiles
-from ..files.safetensors_file import opened, read_header, read_part, shapes_under
+from ..files.safetensors_file import opened, read_header, read_part, shapes_under, stored_part
 from ..files.tensors import hash_folder, hash_tensors, of_possible_shapes
 from .autoencoder import build_vae, read_vae
 from .encoder import build_text, check_text, read_text
@@ -41,15 +41,18 @@ def load_base_model(
     dtype: torch.dtype = torch.float32,
     amend: Callable[[StableDiffusion], None] | None = None,
     kept: KeptFiles | None = None,
+    *,
+    in_file: bool = False,
 ) -> StableDiffusion:
     """Load a base model to the CPU, frozen, offline. Raises ValueError, with file and reason.
 
-    amend: called to change the weights before the cast to dtype. kept: files in memory.
+    amend: called to change the weights before the cast to dtype. kept: files in memory. in_file: the weights of the
+    UNet's linear layers and convolutions stay in their files.
     """
     path, given = Path(config.path), given_files(config)
     tokenizer = load_tokenizer(find_tokenizer(config.tokenizer, path))
     kept = kept or KeptFiles()
-    base = (_load_folder if path.is_dir() else _load_file)(path, tokenizer, given, kept)
+    base = (_load_folder if path.is_dir() else _load_file)(path, tokenizer, given, kept, in_file)
     base.dtype = dtype
     if amend is not None:
         amend(base)
@@ -143,12 +146,12 @@ def _check_base_model(config: BaseModelConfig) -> None:
     find_tokenizer(config.tokenizer, path)
 
 
-def _load_file(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles) -> StableDiffusion:
+def _load_file(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles, in_file: bool) -> StableDiffusion:
     """Load UNet, text encoders and VAE, with their hashes, from a checkpoint; given files replace its parts."""
     header = read_header(path)
-    family = detect_family(header, given)
+    family, prefix = detect_family(header, given), unet_prefix(header.shapes) or ""
     with opened(header, kept.take(header)) as file:
-        unet = read_part(file, header.shapes, unet_prefix(header.shapes) or "")
+        unet = stored_part(header, prefix) if in_file else read_part(file, header.shapes, prefix)
         vae = {} if VAE_FILE in given else read_part(file, header.shapes, VAE)
         texts = [
             read_text(given[name], kept) if name in given else read_part(file, header.shapes, part.prefix)
@@ -159,7 +162,7 @@ def _load_file(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFil
     return StableDiffusion(
         family=family,
         name=path.name,
-        unet=build_unet(unet, family, path.name),
+        unet=build_unet(unet, family, path.name, in_file=in_file),
         texts=tuple(
             build_text(tensors, part, name) for tensors, part, name in zip(texts, family.texts, names, strict=False)
         ),
@@ -170,12 +173,12 @@ def _load_file(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFil
     )
 
 
-def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles) -> StableDiffusion:
+def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles, in_file: bool) -> StableDiffusion:
     """Load a diffusers folder, safetensors only, never from a hub; given files replace its parts."""
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
     family = check_folder(path, given)
-    unet = load_folder(UNet2DConditionModel, path / "unet")
+    unet = load_folder(UNet2DConditionModel, path / "unet", in_file=in_file)
     texts, hashes = [], []
     for name, part in zip(TEXT_FILES, family.texts, strict=False):
         tensors = read_text(given[name], kept) if name in given else folder_tensors(path / name)

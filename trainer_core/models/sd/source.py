@@ -39,10 +39,14 @@ class StableDiffusionFiles:
         """Build the autoencoder without weights."""
         return outline_autoencoder(self.config)
 
-    def load(self, dtype: torch.dtype, amend: Callable[[StableDiffusion], None] | None = None) -> StableDiffusion:
-        """Load the model to the CPU, frozen, offline."""
+    def load(
+        self, dtype: torch.dtype, amend: Callable[[StableDiffusion], None] | None = None, *, in_file: bool = False
+    ) -> StableDiffusion:
+        """Load the model to the CPU, frozen, offline; in_file: but for the UNet's matrices."""
+        if in_file:  # memory is what lacks
+            self._kept.clear()
         try:
-            return load_base_model(self.config, dtype, amend, self._kept)
+            return load_base_model(self.config, dtype, amend, self._kept, in_file=in_file)
         finally:
             self._kept.clear()
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..files.safetensors_file import Shapes, highest_number
-from ..files.tensors import Complete, fill, of_possible_shapes
+from ..files.tensors import Complete, fill, fill_from, of_possible_shapes
 from .family import SIZE_CHANNELS, Family
 from .names import unet_ldm_names
 
@@ -17,8 +17,8 @@ MOST_DEPTH = 30  # transformer blocks of an attention layer; Stable Diffusion XL
 HEAD = 64  # channels of an attention head in the UNets of most families
 
 
-def build_unet(tensors: dict[str, Tensor], family: Family, source: str) -> nn.Module:
-    """Build a diffusers UNet from LDM tensors."""
+def build_unet(tensors: dict[str, Any], family: Family, source: str, *, in_file: bool = False) -> nn.Module:
+    """Build a diffusers UNet from LDM tensors. in_file: these are `Stored`, and matrices stay so."""
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
     shape = unet_shape({k: tuple(v.shape) for k, v in tensors.items()}, family, source)
@@ -26,7 +26,7 @@ def build_unet(tensors: dict[str, Tensor], family: Family, source: str) -> nn.Mo
     with torch.device("meta"), of_possible_shapes(what, ValueError):
         unet = UNet2DConditionModel(**shape)
     names = unet_ldm_names(unet.state_dict(), shape["layers_per_block"])
-    return fill(unet, names, tensors, what)
+    return (fill_from if in_file else fill)(unet, names, tensors, what)
 
 
 def unet_shape(shapes: Shapes, family: Family, source: str = "the file") -> dict[str, Any]:
