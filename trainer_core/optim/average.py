@@ -35,8 +35,8 @@ class Ema:
         if steps % self.every:
             return
         weight = 1 - ema_decay(steps // self.every - 1, self.decay, self.every)
-        for average, parameter in zip(self.averages, self.parameters, strict=True):
-            average.lerp_(parameter.detach().to(average), weight)
+        near = [p.detach().to(average) for average, p in zip(self.averages, self.parameters, strict=True)]
+        torch._foreach_lerp_(self.averages, near, weight)  # one operator for all
 
     @torch.no_grad()
     def restart(self) -> None:

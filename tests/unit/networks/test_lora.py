@@ -1,6 +1,7 @@
 """What a LoRA can be besides plain: Tucker, DoRA, other beginnings, a scalar, dropouts, bounded norms, baked."""
 
 import copy
+from collections import Counter
 from contextlib import nullcontext
 from itertools import product
 
@@ -9,6 +10,7 @@ import torch
 from lycoris.modules.locon import LoConModule
 from tiny_models import network_on, tiny_unet
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as recompute
 from toy_layers import ALL_DROPOUTS, LAYERS, OPTIONS, Toy, config_of, move, one_layer
 
@@ -372,6 +374,37 @@ def test_the_resume_state_keeps_the_scalar_apart_and_a_network_comes_back_from_i
         again.load_state_dict(network.state_dict())
         assert any(k.endswith("scalar") for k in network.state_dict()) == options.get("use_scalar", False)
         assert all(torch.equal(t, again.tensors()[k]) for k, t in network.tensors().items())
+
+
+class Counted(TorchDispatchMode):
+    """Count operators by name, but for views and new memory, which compute nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        if name not in ("t", "view", "detach", "new_empty_strided", "_unsafe_view"):
+            self.found[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_linear_layer_dispatches_the_operators_of_its_formula_and_no_more(scaled):
+    """Beside two of the frozen layer: docs/benchmarks.md says of each why it is needed."""
+    toy, x = nn.Sequential(nn.Linear(16, 24)), torch.randn(2, 5, 16, requires_grad=True)
+    toy.config = Toy().config
+    network = network_on(toy.requires_grad_(False), config_of(alpha=1.0 if scaled else 4.0, rank=4))
+    move(network)
+    with network.attached():
+        with Counted() as forward:
+            y = toy(x)
+        gradient = torch.randn_like(y)
+        with Counted() as backward:
+            y.backward(gradient)
+    assert forward.found == {"addmm": 2, "mm": 1, "clone": 1}
+    assert backward.found == {"mm": 5, "add": 1, "copy_": 1} | ({"mul": 2} if scaled else {})
 
 
 # --- with the rest -----------------------------------------------------------------------------------------
