@@ -72,7 +72,7 @@ KNOWN = {
     },
     "trainer_core/models/__init__.py": {"source": NOT},
     "trainer_core/models/files/safetensors_file.py": dict.fromkeys(
-        ("read_header", "opened", "read_whole"), "checkpoint"
+        ("read_header", "opened", "read_whole", "read"), "checkpoint"
     ),
     "trainer_core/models/files/tensors.py": {"hash_folder": "checkpoint"},
     "trainer_core/models/sd/folder.py": {"read_config": "prompt"},

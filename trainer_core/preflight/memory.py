@@ -168,7 +168,8 @@ def estimate_run(
         weight_bytes=sum(map(weight_bytes, models)),
         block=kind_of(device).block,
     )
-    return step if encoding is None else encoding.beside(step, moves=moves_weights(memory))
+    moves = moves_weights(memory) and not kind_of(device).shares_ram  # there they stay where they are
+    return step if encoding is None else encoding.beside(step, moves=moves)
 
 
 def _remedies(
