@@ -1,6 +1,6 @@
 """All settings of a run: one frozen dataclass per node socket. Builders take them; mathematics gets plain values."""
 
-from .algorithms import ALGORITHMS, ELSEWHERE
+from .algorithms import ALGORITHMS, instead_of
 from .base import Config
 from .clips import OPEN_RATE, ClipConfig
 from .dataset import (
@@ -44,7 +44,6 @@ from .scheduler import SchedulerConfig
 __all__ = [
     "ALGORITHMS",
     "DENOISER_ONLY",
-    "ELSEWHERE",
     "MASK_SUFFIX",
     "MIN_SNR",
     "MODEL_FILES",
@@ -97,6 +96,7 @@ __all__ = [
     "fill_name",
     "fill_train",
     "for_reader",
+    "instead_of",
     "is_column",
     "node",
     "parse_prompts",

@@ -5,6 +5,7 @@ The class of its layers, with its formulas and its names in files, is a module o
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -106,6 +107,11 @@ ELSEWHERE = {  # what other trainers have under these names -> what to take here
     "dylora": "choose lora with the highest rank, and lower it with Resize LoRA",
     "alignprop": "choose lora, and train on the pictures that the reward rates highest",
 }
+
+
+def instead_of(name: str) -> str:
+    """Say what to take instead of what other trainers have under a name, however it is written; "" for others."""
+    return ELSEWHERE.get(re.sub(r"[\W_]", "", f"{name:.20}").lower(), "")
 
 
 def with_setting(setting: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
+from .algorithms import instead_of
 from .rows import Decides, Row, decides, named, rows_of, without_effect
 
 LONGEST_TEXT = 10_000  # characters; bounds the time that reading a text takes, and the length of messages
@@ -62,7 +63,8 @@ class Config:
         """
         fields = {field.name: field for field in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - fields.keys()):
-            raise ValueError(f"There is no setting {where}{unknown[0]:.80}; {nearest(unknown[0], fields, where)}")
+            instead = instead_of(unknown[0]) or nearest(unknown[0], fields, where)
+            raise ValueError(f"There is no setting {where}{unknown[0]:.80}; {instead}")
         for name, field in fields.items():
             if name not in values and field.default is field.default_factory is dataclasses.MISSING:
                 raise ValueError(f"The setting {where}{name} is missing.")
@@ -164,7 +166,7 @@ def check_values(config: Config) -> None:
 def check_value(each: Row, value: Any, title: str) -> None:
     """Refuse a value that is none of a row's choices, or outside of its range; title: for the message."""
     if each.choices and value not in each.choices:
-        if instead := each.elsewhere.get(f"{value:.20}".lower()) if isinstance(value, str) else "":
+        if instead := instead_of(value) if isinstance(value, str) else "":
             raise ValueError(f"{title} is {value!r:.80}, which is not here; {instead}.")
         raise ValueError(f"{title} is {value!r:.80}; choose one of {list(each.choices)}.")
     if isinstance(value, int | float) and not each.allows(value):

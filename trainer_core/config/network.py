@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .algorithms import ALGORITHMS, ELSEWHERE, with_setting
+from .algorithms import ALGORITHMS, with_setting
 from .base import Config
 from .embedding import EmbeddingConfig
 from .rows import aside, described, row, rows_of
@@ -101,7 +101,6 @@ class LoraConfig(Config):
         "lora",
         described({name: each.words for name, each in ALGORITHMS.items()}),
         choices=tuple(ALGORITHMS),
-        elsewhere=ELSEWHERE,
         optional=True,
     )
     factor: int = row(

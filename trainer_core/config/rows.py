@@ -41,7 +41,6 @@ class Row:
     optional: bool = False  # came later: older prompts lack it
     decides: Decides = "course"
     acts_with: tuple[str, tuple[str, ...]] | None = None  # another setting, and its choices with which this one acts
-    elsewhere: Mapping[str, str] = field(default_factory=dict)  # choices of other trainers, and what to take instead
     beside: bool = False  # stands beside that setting on the node, not inside of its choices
     defaults: Mapping[str, Any] = field(default_factory=dict)  # the node's, by the choice that it stands in
     label: str = ""  # its name on the node; "" = that of the field

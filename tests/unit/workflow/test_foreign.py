@@ -220,6 +220,9 @@ def test_a_configuration_of_onetrainer_is_read(tmp_path):
 
 def test_what_others_train_by_is_refused_by_name_with_what_to_take(tmp_path):
     wanted = "choose lora with the highest rank, and lower it with Resize LoRA"
+    lycoris = {"lora_type": "lycoris", "model_family": "sdxl", "pretrained_model_name_or_path": "m"}
+    saved(tmp_path, "lycoris_config.json", json.dumps({"algo": "dylora", "linear_dim": 8}))
+    toolkit = "config: {process: [{type: sd_trainer, train: {lr: 1}, network: {type: DyLoRA}}]}"
     plain = 'pretrained_model_name_or_path = "m"\n'
     for name, text, sentence in (
         ("a.toml", plain + 'network_module = "networks.dylora"', f"network_module networks.dylora has no.*{wanted}"),
@@ -229,6 +232,9 @@ def test_what_others_train_by_is_refused_by_name_with_what_to_take(tmp_path):
             f"algo dylora.*{wanted}",
         ),
         ("c.json", json.dumps({"LoRA_type": "Kohya DyLoRA", "pretrained_model_name_or_path": "m"}), wanted),
+        ("f.json", json.dumps(lycoris), f"algo dylora.*{wanted}"),
+        ("g.yaml", toolkit, f"network type dylora.*{wanted}"),
+        ("h.json", json.dumps({**ONE, "align_prop": False, "peft_type": "DYLORA"}), f"peft_type DYLORA.*{wanted}"),
         ("d.json", json.dumps(ONE), "align_prop True has no counterpart here; set it to false there; choose lora, and"),
         (
             "e.json",

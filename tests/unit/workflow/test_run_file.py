@@ -101,6 +101,27 @@ learning_rate = 1
 
 
 @pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("lora.algorithm=AlignProp", "choose lora, and train on the pictures that the reward rates highest."),
+        ("lora.algorithm=align-prop", "choose lora, and train on the pictures that the reward rates highest."),
+        ("objective.align_prop=true", "no setting objective.align_prop; choose lora, and train on the pictures"),
+        ("lora.algorithm=dy_lora", "which is not here; choose lora with the highest rank, and lower it with Resize"),
+        ("saves.file_name=cat.ckpt", "write cat: files are written as .safetensors, which every program reads."),
+        ("name=cat.ckpt", "write cat: files are written as .safetensors, which every program reads."),
+    ],
+)
+def test_what_others_train_by_is_refused_by_name_wherever_it_is_written(tmp_path, change, sentence):
+    """In a TOML, by --set, and in a workflow or a prompt, whose nodes set the same."""
+    name, _, value = change.partition("=")
+    plain = 'base_model.path = "m"\n'
+    written = f"{name} = {value if value == 'true' else repr(value)}\n"
+    for text, changes in ((plain + written, ()), (plain, (change,))):
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            read_run(saved(tmp_path, text), NOWHERE, changes)
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("[train]\nsteps = ", "not TOML: Invalid value"),

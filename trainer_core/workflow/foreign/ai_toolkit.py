@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.wording import say
-from ...config import ELSEWHERE, OPTIMIZERS
+from ...config import OPTIMIZERS, instead_of
 from ...config import setting as named
 from ...config.objective import MOST_NOISES
 from ...config.optimizer import RATES
@@ -175,7 +175,7 @@ def _network(found: Imported, given: Given) -> None:
     kind = str(given.take("type")).lower()
     algorithm = {"lora": "lora", "locon": "lora", "lokr": "lokr", "dora": "lora"}.get(kind)
     if algorithm is None:
-        raise without_counterpart("network type", kind, ELSEWHERE.get(kind, f"train it with {PROGRAM}"))
+        raise without_counterpart("network type", kind, instead_of(kind) or f"train it with {PROGRAM}")
     found.put("lora.algorithm", algorithm)
     if kind == "dora":
         found.put("lora.dora", True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...common.json_files import parse_json
 from ...common.wording import say
-from ...config import ELSEWHERE, OPTIMIZERS
+from ...config import OPTIMIZERS, instead_of
 from ...config.optimizer import RATES
 from . import sd_scripts
 from .clips import frames_of
@@ -273,7 +273,7 @@ def _method(found: Imported, given: Given) -> None:
     elif method != "LORA":
         raise ValueError(f"its training_method is {method:.60}, and here LoRAs are trained; set it to LORA")
     if on(given.take("align_prop")):  # of its older versions
-        raise without_counterpart("align_prop", True, f"set it to false there; {ELSEWHERE['alignprop']}")
+        raise without_counterpart("align_prop", True, f"set it to false there; {instead_of('align_prop')}")
     if "CKPT" in str(given.take("output_model_format")):
         found.not_pickled("output_model_format", given.take("output_model_format"))
 
@@ -307,7 +307,7 @@ def _model(found: Imported, given: Given) -> None:
 def _network(found: Imported, given: Given) -> None:
     kind = str(given.take("peft_type"))
     if kind not in ALGORITHMS:
-        raise without_counterpart("peft_type", kind, f"train it with {PROGRAM}")
+        raise without_counterpart("peft_type", kind, instead_of(kind) or f"train it with {PROGRAM}")
     fine_tuned = found.values.get("lora", {}).get("algorithm") == "full"
     if not fine_tuned:
         found.put("lora.algorithm", ALGORITHMS[kind])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ...common.json_files import parse_json
 from ...common.wording import say
-from ...config import ALGORITHMS, ELSEWHERE, OPTIMIZERS, node
+from ...config import ALGORITHMS, OPTIMIZERS, instead_of, node
 from ...config.optimizer import RATES
 from ...config.prompt_lines import SAMPLERS
 from ...config.sample import OWN_SAMPLERS
@@ -822,14 +822,14 @@ def put_network(found: Imported, given: Given, family: str) -> None:
     lycoris = "lycoris" in module
     own = re.fullmatch(r"(lora|loha|lokr)(_\w+)?", module.rpartition(".")[2])
     if not lycoris and not own:
-        instead = ELSEWHERE.get(module.rpartition(".")[2], f"train it with {PROGRAM}")
+        instead = instead_of(module.rpartition(".")[2]) or f"train it with {PROGRAM}"
         raise without_counterpart("network_module", module, instead)
     algorithm = args.pop("algo", "lora").lower() if lycoris else own.group(1) if own else ""
     known = {each.lycoris: name for name, each in ALGORITHMS.items() if each.lycoris}
     known |= {"locon": "lora", "diag-oft": "oft"}
     algorithm = known.get(algorithm, algorithm)
     if algorithm not in ALGORITHMS:
-        raise without_counterpart("network algo", algorithm, ELSEWHERE.get(algorithm, f"train it with {PROGRAM}"))
+        raise without_counterpart("network algo", algorithm, instead_of(algorithm) or f"train it with {PROGRAM}")
     found.put("lora.algorithm", algorithm)
     rank, alpha = number(found, given, "network_dim") or 4, number(found, given, "network_alpha")
     alpha = 1.0 if alpha is None else alpha
