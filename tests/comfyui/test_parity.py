@@ -21,8 +21,11 @@ from lora_atelier.trainer_core.models.sd.names import unet_ldm_names, vae_ldm_na
 from lora_atelier.trainer_core.models.sd.text import encode_caption
 from lora_atelier.trainer_core.networks import Embeddings
 from lora_atelier.trainer_core.objective import AffinePath
-from lora_atelier.trainer_core.training.sample import sample_latents
+from lora_atelier.trainer_core.training.sample import sample_images, sample_latents
 from lora_atelier.trainer_core.training.samplers import SAMPLERS, SCHEDULERS, Levels
+from lora_atelier.trainer_core.workflow.foreign import read_foreign
+from lora_atelier.trainer_core.workflow.places import Folders
+from lora_atelier.trainer_core.workflow.run_file import read_open, read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "assets" / "atelier-tiny.safetensors"
@@ -182,6 +185,54 @@ def test_sampling_is_comfyuis(base, loaded, comfy_modules, sampler, scheduler):
     noise = comfy.sample.prepare_noise(empty, 5)
     theirs = comfy.sample.sample(loaded[0], noise, 8, 4.0, sampler, scheduler, *conditions, empty, seed=5)
     assert close(mine, theirs * 0.18215, 2e-3)
+
+
+def by_node(folder, prompt, sampler, scheduler):
+    from lora_atelier.nodes.saves import AtelierSaves
+
+    given = {each.id: each.default for each in AtelierSaves.define_schema().inputs}
+    given |= {"sample_prompts": prompt, "sample_sampler": sampler, "sample_scheduler": scheduler}
+    (outputs,) = AtelierSaves.execute(**given).result
+    return outputs.sample
+
+
+def by_toml(folder, prompt, sampler, scheduler):
+    asked = f'prompts = ["{prompt}"]\nsampler = "{sampler}"\nscheduler = "{scheduler}"\n'
+    (folder / "run.toml").write_text(f'name = "a"\n[base_model]\npath = "m"\n[sample]\n{asked}')
+    return read_run(folder / "run.toml", Folders()).config.sample
+
+
+def by_import(folder, prompt, sampler, scheduler):
+    (folder / "prompts.txt").write_text(prompt)
+    asked = f'sample_prompts = "prompts.txt"\nsample_sampler = "{sampler}"\n'
+    (folder / "theirs.toml").write_text(f'pretrained_model_name_or_path = "m"\n{asked}')
+    return read_open(read_foreign(folder / "theirs.toml").values).sample
+
+
+@pytest.mark.parametrize(
+    ("chosen", "asked", "scheduler"),
+    [(by_node, "heun", "exponential"), (by_toml, "dpm_2", "sgm_uniform"), (by_import, "heun", "auto")],
+)
+def test_samples_are_drawn_by_the_sampler_that_is_chosen(
+    base, loaded, comfy_modules, chosen, asked, scheduler, tmp_path
+):
+    import comfy.sample
+
+    config = chosen(tmp_path, PROMPTS[0], asked, scheduler)
+    size = {"steps": 4, "cfg": 4.0, "seed": 5, "width": 64, "height": 64}
+    ((_, mine),) = sample_images(base, config.replace(**size))
+    texts = [loaded[1].encode_from_tokens_scheduled(loaded[1].tokenize(text)) for text in (PROMPTS[0], "")]
+    empty = torch.zeros(1, 4, 8, 8)
+
+    def drawn(sampler, scheduler):
+        noise = comfy.sample.prepare_noise(empty, 5)
+        how = (4, 4.0, sampler, "normal" if scheduler == "auto" else scheduler, *texts, empty)
+        return loaded[2].decode(comfy.sample.sample(loaded[0], noise, *how, disable_pbar=True, seed=5))
+
+    own = drawn(asked, scheduler)
+    assert (mine - own).abs().max() <= 1.5 / 255
+    others = [drawn("euler", scheduler), *([drawn(asked, "karras")] if scheduler != "auto" else [])]
+    assert all((own - other).abs().max() > 3 / 255 for other in others)
 
 
 class Analytic:
