@@ -198,7 +198,12 @@ def _move(layer: Any, module: nn.Module, draws: torch.Generator, share: float) -
     weight = frozen_weight(module, torch.float32, free[0].device)
     if tuple(weight.shape) != tuple(layer.shape):  # packed in a way of its own, which ComfyUI does not change
         return
-    change = (layer.changed_weight(weight) - weight).norm() / weight.norm()
+    try:
+        change = (layer.changed_weight(weight) - weight).norm() / weight.norm()
+    except torch.OutOfMemoryError:
+        raise
+    except WRONG:  # a tensor of a class of its own, which names another shape than its numbers have
+        return
     if change > 0 and change.isfinite():
         for parameter in free:
             parameter.mul_((share / change) ** (1 / len(free)))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import comfy.model_management
 import numpy as np
 import torch
+from comfy.patcher_extension import CallbacksMP
 from torch import Tensor, nn
 
 from ....trainer_core.common.devices import kept_random_state
@@ -190,6 +191,7 @@ def _predictions(
         with comfyui_runs(what):
             first, second = (_seeded(run)() for _ in range(2))
         if _apart_at_most(first, second) <= denoiser.bound:
+            _check_as_sampled(denoiser, _seeded(run), first, what)
             return ["The MODEL draws random numbers of its own, so a resumed run may differ."]
         raise ValueError(
             f"{what}: this MODEL cannot be trained, as it predicts something else each time that it is asked the same: "
@@ -200,7 +202,26 @@ def _predictions(
         follows = denoiser.follows_sampling(*inputs, gradients.options(denoiser.patcher))
     if not follows:
         raise ValueError(f"{what}: this MODEL cannot be trained, as its code changes what its network predicts.")
+    _check_as_sampled(denoiser, run, first, what)
     return []
+
+
+def _check_as_sampled(denoiser: RawDenoiser, run: Callable[[], Tensor], trained: Tensor, what: str) -> None:
+    """Raise ValueError for a MODEL that nodes change whenever ComfyUI samples; trained: what it predicts else."""
+    patcher = denoiser.patcher
+    if not patcher.get_all_callbacks(CallbacksMP.ON_PRE_RUN):
+        return
+    with comfyui_runs(what):
+        patcher.pre_run()
+        try:
+            sampled = run()
+        finally:
+            patcher.cleanup()
+    if _apart_at_most(trained, sampled) > denoiser.bound:
+        raise ValueError(
+            f"{what}: this MODEL cannot be trained, as a node changes it whenever ComfyUI samples, so that it would "
+            "draw with another network than was trained. Link it without that node."
+        )
 
 
 def _apart_at_most(one: Tensor, other: Tensor) -> float:
