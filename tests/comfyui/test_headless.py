@@ -177,7 +177,7 @@ def test_a_connected_model_trains_where_comfyui_is(server: ComfyServer, comfyui:
 COMMANDS = (  # on a linked workflow: a command, its status, and what it says
     ("plan flow.json --guess --crops crops.csv --json --set train.steps=3", 0, '"event": "time"'),
     ("train flow.json --set train.steps=2 --set name=two --set base_model.connected.edit_text=single", 0, "2 steps, "),
-    ("train out/atelier/runs/two --json", 0, "Already trained in two-"),
+    ("train out/atelier/runs/two --json --notify --services services.json", 0, "Already trained in two-"),
     ("train out/atelier/runs/two/run.json --node 12 --set lora.rank=2", 0, "2 steps, "),
     ("plan out/atelier/runs/two --no-time --set train.steps=5", 0, "Resumed after step 2 of the run two-"),
     ("plan flow.json --no-time --node 99", 2, "node 99 is no Train LoRA; set --node to 12"),
@@ -192,12 +192,18 @@ COMMANDS = (  # on a linked workflow: a command, its status, and what it says
     ("export flow.json other.yaml --for ai-toolkit", 2, "on a model of other nodes"),
     ("export flow.json onetrainer.json --for onetrainer", 2, "on a model of other nodes"),
     ("runs list --folder out/atelier/runs", 0, "2 runs"),
+    ("runs show @two --folder out/atelier/runs", 0, "  published "),
+    ("runs verify --folder out/atelier/runs", 0, "All sound."),
+    ("runs export @two --step 2 --to two.safetensors --folder out/atelier/runs", 0, "two.safetensors"),
+    ("runs average @two --width 1 --to mean.safetensors --folder out/atelier/runs", 2, "An average needs two saves"),
+    ("runs clean @two --states --folder out/atelier/runs", 0, "add --yes to delete it"),
 )
 ALL = """
-import glob, runpy, shlex, sys
+import glob, os, runpy, shlex, sys
 
 for command in sys.argv[2:]:
-    parts = shlex.split(command.replace("runs/two", "runs/two-*"))
+    named = os.path.basename(min(glob.glob("out/atelier/runs/two-*"), default=""))
+    parts = shlex.split(command.replace("@two", named).replace("runs/two", "runs/two-*"))
     sys.argv = ["lora-atelier", *((glob.glob(part) or [part])[0] for part in parts)]
     try:
         runpy.run_path(sys.argv_0, run_name="__main__")
@@ -210,6 +216,7 @@ for command in sys.argv[2:]:
 @pytest.mark.skipif(not TINY_FLOW.exists(), reason="needs the tiny flow model")
 def test_every_command_takes_a_linked_workflow(comfyui: Path, tmp_path: Path) -> None:
     (tmp_path / "flow.json").write_bytes(FLOW.read_bytes())
+    (tmp_path / "services.json").write_text("{}", encoding="utf-8")
     (tmp_path / "all.py").write_text(ALL, encoding="utf-8")
     options = {"train": " --output out --device cpu", "plan": " --output out --device cpu", "export": "", "runs": None}
     commands = []
