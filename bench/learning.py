@@ -73,6 +73,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "objective": {"preservation": "class", "preservation_trigger": "mossling", "preservation_class": "ring"}
     },
     "regularisation pictures": {},
+    "regularisation pictures, batches of their own": {},
     "differential_guidance 3": {"objective": {"differential_guidance": 3.0}},
     "nearest_noise 4": {"objective": {"nearest_noise": 4}},
     "nearest_noise 64": {"objective": {"nearest_noise": 64}},
@@ -97,7 +98,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 FLOW = tuple(name for name in VARIANTS if name.startswith("flow model"))
 FLOW_STEPS, FLOW_RANK, FLOW_RATE, FIGURES = 500, 64, 4e-3, 6  # it learns more slowly, beside plain figures
-DRAWN = {"regularisation pictures": 24}  # variants that train such a set beside the example: circles by the base
+# Variants that train circles by the base beside the example: how many, and how many in a batch of theirs alone.
+DRAWN = {"regularisation pictures": (24, 0), "regularisation pictures, batches of their own": (24, 4)}
 
 
 def configure(name: str, seed: int, steps: int | None = None, size: int = 128) -> RunConfig:
@@ -159,13 +161,17 @@ def draw_concept(base: BaseModelConfig, sample: SampleConfig, folder: Path, role
     return ConceptConfig(folder=str(folder), role=role)
 
 
-def with_drawn(run: RunConfig, count: int, folder: Path) -> RunConfig:
-    """Add regularisation pictures to a run: circles that its base draws into a folder, none that it is judged by."""
+def with_drawn(run: RunConfig, count: int, folder: Path, batch: int = 0) -> RunConfig:
+    """Add regularisation pictures to a run: circles that its base draws into a folder, none that it is judged by.
+
+    batch: how many are one of theirs alone; 0: they share the run's.
+    """
     import concept
 
     figures = [("circle", colour, ground) for colour, ground in itertools.permutations(GROUNDS, 2)]
     prompts = concept.plain_prompts([each for each in figures if each not in CIRCLES][:count])
     drawn = draw_concept(run.base_model, run.sample.replace(prompts=tuple(prompts)), folder, "regularisation")
+    drawn = drawn.replace(batch_size=batch)
     return run.replace(dataset=DatasetConfig(concepts=(*run.dataset.concepts, drawn)))
 
 
@@ -189,11 +195,12 @@ def judge(pictures: Any) -> dict[str, float]:
     }
 
 
-def measure(run: RunConfig, source: Any = None, drawn: int = 0) -> dict[str, float]:
+def measure(run: RunConfig, source: Any = None, drawn: int = 0, batch: int = 0) -> dict[str, float]:
     """Train a run, and judge its pictures.
 
-    drawn: of regularisation pictures that the base draws first. loss: mean of the last fifth of the steps. seconds: the
-    processor's for a step, the median, so that a busy machine changes little. For the others see `judge`.
+    drawn: how many regularisation pictures the base draws first. batch: how many are one of theirs alone; 0: they share
+    the run's. loss: mean of the last fifth of the steps. seconds: the processor's for a step, the median, so that a
+    busy machine changes little. For the others see `judge`.
     """
     from lora_atelier.trainer_core.common.callbacks import Callbacks
     from lora_atelier.trainer_core.train import train_lora
@@ -203,7 +210,7 @@ def measure(run: RunConfig, source: Any = None, drawn: int = 0) -> dict[str, flo
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
         if drawn:
             (pictures := Path(folder) / "drawn").mkdir()
-            run = with_drawn(run, drawn, pictures)
+            run = with_drawn(run, drawn, pictures, batch)
         result = train_lora(
             run, Path(folder) / "mossling.safetensors", CACHE / "learning", callbacks=told, source=source
         )
@@ -359,7 +366,7 @@ def main() -> None:
         return
     run = configure(options.variant, options.seed, options.steps)
     with on_flow(run) if options.variant in FLOW else nullcontext((run, None)) as (run, source):
-        options.out.write_text(json.dumps(measure(run, source, DRAWN.get(options.variant, 0))))
+        options.out.write_text(json.dumps(measure(run, source, *DRAWN.get(options.variant, ()))))
 
 
 if __name__ == "__main__":

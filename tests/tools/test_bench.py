@@ -814,13 +814,13 @@ def test_a_setting_is_judged_by_the_motif_where_it_was_asked_for_and_elsewhere(t
 
     def act(run, _, callbacks):
         taught.extend(sorted(path.name for path in Path(run.dataset.concepts[-1].folder).iterdir()))
-        assert run.dataset.concepts[-1].role == "regularisation"
+        assert (run.dataset.concepts[-1].role, run.dataset.concepts[-1].batch_size) == ("regularisation", 3)
         for _ in range(3):
             callbacks.step(None)
 
     train_nothing(act, samples=drawn, losses=losses)
     monkeypatch.setattr(concept, "read_plain", lambda pictures, plain: (len(pictures), len(plain) // 2, None))
-    found = learning.measure(learning.configure("regularisation pictures", 0, steps=2), drawn=2)
+    found = learning.measure(learning.configure("regularisation pictures", 0, steps=2), drawn=2, batch=3)
     assert found["motif"] > 0.7 and found["bleed"] <= 0 and found["circles"] > 0.7
     assert (found["kept"], found["loss"]) == (0.75, 1.5) and found["seconds"] >= 0
     assert taught == ["00.png", "00.txt", "01.png", "01.txt"]
