@@ -360,8 +360,7 @@ def test_models_that_need_what_no_dataset_gives_are_refused():
 
     refused("wan21_vace")
     refused("cascade_b")
-    for row in ("cosmos_t2v", "cosmos_predict2"):  # the I2V models are of the same classes
-        refused(row, concat_keys=("mask_inverted",))
+    refused("cosmos_t2v", concat_keys=("mask_inverted",))  # that from pictures is of the same class
     live = live_of(linked("hidream"))
     live.model.cached_patcher_init = (None, ("/models/hidream_e1_full_bf16.safetensors",))
     with pytest.raises(ValueError, match=r"edits a picture that it is shown, .*; link HiDream I1"):

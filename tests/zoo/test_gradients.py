@@ -69,7 +69,7 @@ def test_gradients_of_clips_are_central_differences(name):
     test_gradients_are_central_differences(name)
 
 
-@pytest.mark.parametrize("name", ["wan22_5b", *again("ltxv", "ltxav")])
+@pytest.mark.parametrize("name", ["wan22_5b", *again("ltxv", "ltxav", "cosmos_predict2_video")])
 def test_gradients_behind_a_kept_frame_are_central_differences(name, monkeypatch):
     """Each frame has a level of its own there."""
     plain, axes = trial.conditioning, trial.latents(name).shape[1:]

@@ -977,6 +977,14 @@ BASES = {  # models of the rows above with channels for a mask or another pictur
     ),
 }
 CLIPS = {  # of the architectures above, on latents of several steps in time, which these rows lack there
+    "cosmos_predict2_video": Row(
+        "CosmosI2VPredict2",
+        VIDEO,
+        (8, 48),
+        COSMOS_PREDICT2 | {"in_channels": 17},
+        kind="cosmos_predict2_video",
+        diffusers="CosmosTransformer3DModel",
+    ),
     "kandinsky5_video": Row(
         "Kandinsky5", VIDEO, (8, 48), KANDINSKY5 | {"visual_embed_dim": 132}, 32, kind="kandinsky5"
     ),

@@ -112,6 +112,7 @@ FLUX = by_tokens("sd-scripts' flux_shift, as OneTrainer's dynamic shift", 2)
 FLUX2 = by_tokens("musubi-tuner's flux2_shift, as OneTrainer's dynamic shift", 1)
 WAN = middle("musubi-tuner, docs/wan.md", 3.0)
 MUSUBI = "rank and learning rate as musubi-tuner, caption dropout as ai-toolkit"
+COSMOS_2 = Conversion("CosmosTransformer3DModel", ("blocks.0.adaln_modulation_self_attn.1",), "net.")
 KLEIN = Sampling(steps=20, cfg=5.0)
 KLEIN_IN_FEW = {r"^(?!.*base).*klein": "klein without base"}
 
@@ -465,13 +466,25 @@ ARCHITECTURES = (
     Architecture(
         kind="cosmos_predict2",
         title="Cosmos-Predict2",
-        classes=("CosmosT2IPredict2", "CosmosI2VPredict2", "CosmosPredict2"),
+        classes=("CosmosT2IPredict2", "CosmosPredict2"),
         levels=middle(NONE_FOUND),
-        sampling=Sampling(steps=35),  # of single pictures: its models of clips draw from a picture, and are refused
+        sampling=Sampling(steps=35),
         untried=True,
         in_loras={"adaln_modulation_|cross_attn_output_proj": "Cosmos or Anima"},
         in_files={"blocks.0.mlp.layer1.": "a Cosmos or Anima model"},
-        diffusers=Conversion("CosmosTransformer3DModel", ("blocks.0.adaln_modulation_self_attn.1",), "net."),
+        diffusers=COSMOS_2,
+    ),
+    Architecture(
+        kind="cosmos_predict2_video",
+        title="Cosmos-Predict2 Video2World",
+        classes=("CosmosI2VPredict2",),
+        levels=middle(NONE_FOUND),
+        frames=4,
+        rate=16,
+        resolution=640,
+        sampling=Sampling(steps=35),
+        untried=True,
+        diffusers=COSMOS_2,
     ),
     Architecture(
         kind="anima",

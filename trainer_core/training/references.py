@@ -97,6 +97,12 @@ def check_first_frames(plan: Plan, base: BaseModel) -> None:
         return
     every = enumerate(plan.manifest.pictures)
     without = [each.name for i, each in every if not plan.references(i, plan.first_crops(i)[0])]
+    if without and base.controls.keeps:
+        are = count(without, "file here is a single picture", "files here are single pictures")
+        raise ValueError(
+            f"{base.title} draws each clip from its first frame, and {are}: {names(without)}; set "
+            f"{setting('concepts.leave_out')} to leave them out."
+        )
     if without:
         have = count(without, "picture here has", "pictures here have")
         raise ValueError(

@@ -34,7 +34,7 @@ from ....trainer_core.models.files.safetensors_file import read_header
 from ....trainer_core.models.sd.family import TOY_CFG, TOY_CHANNELS
 from ....trainer_core.networks.layers.shape import is_matrix
 from ....trainer_core.objective import describe_levels
-from .beside import beside_of, keeps
+from .beside import beside_of, continues, keeps
 from .experts import sides_of
 from .layers import list_layers
 from .live import ATTENTION
@@ -190,6 +190,8 @@ def _beside(row: Architecture, patcher: Any) -> list[str]:
     beside = beside_of(patcher.model)
     if beside.paints:
         return ["It paints the white region of a mask and sees the rest: link Mask Loader to the dataset."]
+    if continues(patcher.model):
+        return ["It draws each clip from its first frame, which training takes from the clip."]
     if keeps(patcher.model):
         return ["It may also begin clips with a picture: set first_frame of Clips to the share that trains so."]
     if not beside.controls:
@@ -316,6 +318,8 @@ def clip_rate(patcher: Any) -> int:
 def begins(patcher: Any) -> bool:
     """Tell whether a MODEL draws a clip from its first frame; one that also draws from captions, by its file's name."""
     model = patcher.model
+    if continues(model):
+        return True
     if type(model).__name__ not in BEGUN or beside_of(model).pictures != 1:
         return False
     row = _row(model.model_config, type(model).__name__)

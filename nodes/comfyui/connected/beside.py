@@ -124,7 +124,7 @@ def kept(model: Any, references: Sequence[Tensor]) -> tuple[Tensor, Tensor] | No
     """Read the frames that a MODEL sees without noise among the others; None without any.
 
     Returns latents (1, C, t, h, w) in the VAE's scale, and a mask of their shape that is 1 where it paints, as
-    Wan22ImageToVideoLatent and LTXVImgToVideo write both into a LATENT.
+    Wan22ImageToVideoLatent and its like write both into a LATENT.
     """
     latents, painted = _parts(model, references)
     return (latents[0], painted.expand_as(latents[0])) if latents and keeps(model) else None
@@ -132,7 +132,12 @@ def kept(model: Any, references: Sequence[Tensor]) -> tuple[Tensor, Tensor] | No
 
 def keeps(model: Any) -> bool:
     """Tell whether a MODEL may see the first frame of a clip in its place, without noise."""
-    return isinstance(model, KEEP)
+    return isinstance(model, KEEP) or continues(model)
+
+
+def continues(model: Any) -> bool:
+    """Tell whether a MODEL sees the first frame of every clip so, as it draws from nothing else."""
+    return isinstance(model, comfy.model_base.CosmosPredict2) and model.image_to_video
 
 
 def ends(model: Any) -> bool:
@@ -227,5 +232,6 @@ def empty_inputs(conditions: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 def _is_empty(tensor: Tensor) -> bool:
-    """Tell a picture, (B, C, ..., H, W), that is the same everywhere."""
-    return tensor.ndim > 3 and tensor.is_floating_point() and bool((tensor == tensor[..., :1, :1]).all())
+    """Tell a picture or clip, (B, C, ..., H, W), that is the same everywhere."""
+    flat = tensor.flatten(2) if tensor.ndim > 3 and tensor.is_floating_point() else None
+    return flat is not None and bool((flat == flat[..., :1]).all())

@@ -15,7 +15,7 @@ import torch
 from ....trainer_core.common.wording import names
 from ....trainer_core.networks.layers.shape import weight_shape
 from .architecture import architecture_of, distilled, file_of
-from .beside import beside_of
+from .beside import beside_of, continues
 from .layers import list_layers
 from .noise import noise_model
 from .vision import reads_of
@@ -72,7 +72,7 @@ def _unfed(patcher: Any) -> str:
     for kind, (reads, instead) in UNFED.items():
         if isinstance(model, getattr(comfy.model_base, kind, ())):
             return f"draws from {reads}, which no dataset gives; link {instead}"
-    if getattr(model, "concat_keys", ()) == ("mask_inverted",):
+    if getattr(model, "concat_keys", ()) == ("mask_inverted",) and not continues(model):
         return "continues a picture or clip, which no dataset gives; link the MODEL of its family that draws from text"
     if EDITS.search(file_of(patcher)):
         return "edits a picture that it is shown, which training does not show it; link HiDream I1"

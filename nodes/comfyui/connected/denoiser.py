@@ -180,17 +180,22 @@ class RawDenoiser:
         self, noised: Tensor, sigmas: Tensor, numbers: list[int], joint: dict[str, Any], options: Mapping[str, Any]
     ) -> Tensor:
         """Compute the raw output for some samples of a batch, which have joint conditions."""
-        (x, joint), levels = self._with_kept(noised[numbers], joint), sigmas[numbers]
+        levels = sigmas[numbers]
+        x, joint = self._with_kept(noised[numbers], levels, joint)
         # Layers draw dropout by places in the micro-batch, of which these samples are a part.
         with self.raw(), computing(Subset(numbers, len(noised))):
             output = self.model.apply_model(x, levels, **joint, transformer_options=self._sampled(options, levels))
         return without_time(output).float()
 
-    def _with_kept(self, noised: Tensor, joint: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    def _with_kept(self, noised: Tensor, sigmas: Tensor, joint: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """Put the frames that the MODEL sees without noise among the others, as ComfyUI's sampler does."""
         x, given = with_time(self.model, noised), dict(joint)
         clean = given.pop(KEPT, None)
-        return (x if clean is None else torch.where(given["denoise_mask"] > 0, x, clean.to(x))), given
+        if clean is None:
+            return x, given
+        # Some scale them, as their sampling scales its input.
+        clean = self.model.scale_latent_inpaint(x=x, sigma=sigmas, noise=x, latent_image=clean.to(x))
+        return torch.where(given["denoise_mask"] > 0, x, clean), given
 
     def _sampled(self, options: Mapping[str, Any], levels: Tensor) -> dict[str, Any]:
         """Add to transformer_options what ComfyUI's sampler adds; levels: the samples' sigmas."""
@@ -212,7 +217,7 @@ class RawDenoiser:
         # Two copies: code may write into its conditions.
         (numbers, joint), (_, again) = (next(conditions.groups(joined=False)) for _ in range(2))
         said = with_time(self.model, self._run(noised, sigmas, numbers, joint, options))
-        (x, joint), own = self._with_kept(noised[numbers], joint), self.sampling.own
+        (x, joint), own = self._with_kept(noised[numbers], sigmas[numbers], joint), self.sampling.own
         expected = own.calculate_denoised(sigmas[numbers], said, x)
         given = self._sampled(options, sigmas[numbers])
         found = self.model.apply_model(x, sigmas[numbers], **again, transformer_options=given)

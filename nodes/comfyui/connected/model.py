@@ -139,7 +139,7 @@ class ConnectedModel:
             least = 0 if self.architecture.alone else 1
             return ConnectedControls(self.wired, own, least, begins=begins(self.wired.model))
         if beside.keeps(self.wired.model.model):
-            return ConnectedControls(self.wired, 1, begins=True)
+            return ConnectedControls(self.wired, 1, int(beside.continues(self.wired.model.model)), begins=True)
         most = min(self.architecture.references, 1) if self.wired.seen_as == SINGLE else self.architecture.references
         return ConnectedControls(self.wired, most) if most else None
 
