@@ -15,7 +15,7 @@ from PIL import Image
 from train_graph import draw_pictures
 from zoo.again import again
 from zoo.linked import linked, live_of, source_of
-from zoo.test_train import configure, run
+from zoo.test_train import configure, run, run_measured
 from zoo.zoo import CLIPS, ZOO
 
 from lora_atelier.nodes.comfyui.connected.vae import encode, encode_plain
@@ -26,11 +26,13 @@ from lora_atelier.trainer_core.config import (
     DatasetConfig,
     Defaults,
     MaskConfig,
+    MemoryConfig,
     fill_dataset,
 )
 from lora_atelier.trainer_core.data.clips import rounded
 from lora_atelier.trainer_core.data.plan import build_plan
 from lora_atelier.trainer_core.data.scan import scan
+from lora_atelier.trainer_core.memory.gradient_checkpointing import PARTS
 from lora_atelier.trainer_core.models.architectures import ARCHITECTURES
 from lora_atelier.trainer_core.objective import objective
 
@@ -77,6 +79,23 @@ def test_clips_and_pictures_train_in_one_run_that_resumes_to_the_last_bit(row, c
     result, _ = run(of_clips(row, concept), tmp_path / "cut")
     assert "Resumed after step 3" in result.origin
     assert equal(whole.tensors, result.tensors) and whole.losses == result.losses
+
+
+HELD = [MemoryConfig(checkpointing=level, offload_activations="on") for level in ("2", "full", "segments of 4", PARTS)]
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [MemoryConfig(checkpointing="segments of 2", offload_activations="on"), *again(*HELD, MemoryConfig())],
+    ids=lambda memory: memory.checkpointing,
+)
+def test_activations_of_clips_in_ram_or_computed_anew_train_the_same_lora(memory, concept, tmp_path):
+    def trained(name, settings):
+        config = of_clips("wan21_t2v", concept, steps=3).replace(memory=settings)
+        return run_measured(config, tmp_path / name)[0]
+
+    plain, held = trained("plain", MemoryConfig(checkpointing="0", offload_activations="off")), trained("held", memory)
+    assert held.losses == plain.losses and equal(held.tensors, plain.tensors)
 
 
 def test_the_rows_of_models_of_clips_have_the_frames_of_comfyuis_latents():

@@ -108,7 +108,12 @@ def test_gradients_with_references_are_central_differences(monkeypatch):
         assert apart(edited.gradients(), found) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["flux_dev", *again("sd15", "z_image", "hunyuan_video")])
+MORE_CLIPS = [row for row in ("wan22_5b", "ltxv", "ltxav", "mochi", *CLIPS) if row in ZOO or row in CLIPS]
+
+
+@pytest.mark.parametrize(
+    "name", ["flux_dev", "wan21_t2v", *again("sd15", "z_image", "hunyuan_video", "hunyuan_video15", *MORE_CLIPS)]
+)
 def test_every_level_of_checkpointing_gives_the_gradients_of_none(name):
     trial = Trial(name, dtype=torch.float64)
     with gradients.session(trial.patcher), trial.network.attached():
@@ -169,7 +174,9 @@ def weights_of(layer):
 
 
 @pytest.mark.parametrize("least", [0, 1 << 20], ids=["all", "large"])
-@pytest.mark.parametrize("name", ["flux_dev", "odd_written", *again("chroma", "ltxv", "hunyuan_video", "wan21_t2v")])
+@pytest.mark.parametrize(
+    "name", ["flux_dev", "odd_written", "wan21_t2v", *again("chroma", "hunyuan_video", *MORE_CLIPS)]
+)
 def test_activations_in_ram_give_the_gradients_of_those_on_the_device(name, least):
     """Tensors of fewer bytes than `least` stay, and are copied before a block writes into them."""
     trial = Trial(name)
@@ -184,8 +191,8 @@ def test_activations_in_ram_give_the_gradients_of_those_on_the_device(name, leas
 
     with gradients.session(trial.patcher), trial.network.attached():
         expected = trial.gradients()
-        for level in ("0", "2", "full"):
-            recompute(trial.units, level, copies=True)
+        for level in ("0", "2", "full", *SEGMENTS, PARTS):
+            recompute([*trial.units, *feed_forward(trial.units)], level, copies=True)
             assert apart(found(), expected) < 1e-5, level
 
 
