@@ -66,7 +66,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if any(item.nodeid.startswith(name) for name in LEFT_OUT)]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    places = {name: place for place, name in enumerate(LONGEST)}
+    # Those of the browser follow one another, as it ends behind the last of them.
+    items.sort(key=lambda item: (item.path.parent.name != "browser", places.get(item.path.stem, len(places))))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

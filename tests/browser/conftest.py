@@ -116,6 +116,18 @@ def pytest_report_header() -> str:
     return f"frontends: {version(FRONTEND)} as ComfyUI asks for, {''.join(newest) or 'to be fetched'} as the newest"
 
 
+_launched: list[Any] = []  # playwright's Browser
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """End the browser behind its last test: each open page asks anew for all that other tests do on its server."""
+    yield
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        for browser in _launched:
+            browser.close()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Say beside a failure what the page says, since another machine keeps no picture of it."""
@@ -210,7 +222,9 @@ def chromium() -> Iterator[Any]:
     seldom = functools.partialmethod(Page.wait_for_function, polling=100)
     with mock.patch.object(Page, "wait_for_function", seldom), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=QUIET)
+        _launched.append(browser)
         yield browser
+        _launched.remove(browser)
         browser.close()
 
 
