@@ -35,8 +35,20 @@ import time
 from pathlib import Path
 
 import torch
+from aiohttp import web
 from comfy_execution.graph_utils import GraphBuilder
+from server import PromptServer
 
+
+@web.middleware
+async def keep_scripts(request, handler):
+    answer = await handler(request)
+    if request.path.startswith("/assets/"):
+        answer.headers["Cache-Control"] = "max-age=86400"
+    return answer
+
+
+PromptServer.instance.app.middlewares.append(keep_scripts)
 step, seconds = torch.amp.GradScaler.step, Path(__file__).with_name("seconds.txt")
 
 
