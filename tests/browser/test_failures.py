@@ -42,6 +42,9 @@ ENCLOSE = """kind => {
 }"""
 
 
+TRAIN_ALONE = "async id => await window.app.queuePrompt(0, 1, [id])"
+
+
 def values_of(workflow: dict, kind: str) -> list:
     (node,) = (each for each in workflow["nodes"] if each["type"] == kind)
     return node["widgets_values"]
@@ -88,12 +91,12 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     assert "caption_settings" in editor.run(LINKED)
     editor.load(workflow)
 
-    # After a reload, and in a second tab.
-    for tab in (page, visitor.new_page()):
-        tab.goto(server.url, wait_until="domcontentloaded")
-        tab.wait_for_function(READY)
-        tab.evaluate(LOAD, workflow)
-        tab.locator(".atelier-status", has_text=re.compile(r"caption.*Concept Dataset")).wait_for()
+    # In a second tab, which knows no more than the page does after a reload.
+    tab = visitor.new_page()
+    tab.goto(server.url, wait_until="domcontentloaded")
+    tab.wait_for_function(READY)
+    tab.evaluate(LOAD, workflow)
+    tab.locator(".atelier-status", has_text=re.compile(r"caption.*Concept Dataset")).wait_for()
     tab.close()
     editor.settle()
 
@@ -115,11 +118,11 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     page.wait_for_function(FIELD)  # its field has the cursor: the classic renderer opens a box for it
     page.keyboard.press("Escape")
 
-    # Mended.
+    # Mended. The run alone, as a Sample behind it would keep the next test waiting.
     for picture in folder.glob("*.png"):
         picture.with_suffix(".txt").write_text("a circle", encoding="utf-8")
     editor.run(SET, ["AtelierConceptDataset", "folder", folder.name])
-    editor.run("async () => await window.app.queuePrompt(0, 1)")
+    editor.run(TRAIN_ALONE, train)
     page.locator(".atelier-status", has_text="Finished after 1 step").wait_for()
     assert page.locator(".atelier-failure").count() == 0
     server_side = editor.run("async () => (await window.app.graphToPrompt()).workflow.nodes.map(n => n.widgets_values)")
@@ -129,7 +132,9 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
 def test_a_failure_in_a_subgraph_stands_on_its_outside_too(editor) -> None:
     """Also where the subgraph holds no Train LoRA; gone once it is mended."""
     page = editor.page
-    editor.load(json.loads(QUICKSTART.read_text(encoding="utf-8")))
+    workflow = json.loads(QUICKSTART.read_text(encoding="utf-8"))
+    (train,) = (str(each["id"]) for each in workflow["nodes"] if each["type"] == "AtelierTrain")
+    editor.load(workflow)
     editor.run(SET, ["AtelierTrain", "steps", 1])  # a longer run would keep the next test waiting
     editor.run(SET, ["AtelierConceptDataset", "folder", "no such folder"])
     editor.run(ENCLOSE, "AtelierConceptDataset")
@@ -145,7 +150,7 @@ def test_a_failure_in_a_subgraph_stands_on_its_outside_too(editor) -> None:
         const node = window.app.graph.nodes.find(each => each.subgraph).subgraph.nodes[0];
         node.widgets.find(each => each.name === "folder").value = "atelier:concept_example";
     }""")
-    editor.run("async () => await window.app.queuePrompt(0, 1)")
+    editor.run(TRAIN_ALONE, train)
     said.wait_for(state="hidden")
     editor.run("async () => await window.app.api.interrupt()")
 

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import uuid
+from dataclasses import replace
 
 import pytest
 from looks import LEAST_LETTERS, faint
@@ -115,31 +116,28 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
     page.keyboard.press("Escape")
     large.wait_for(state="detached")
 
-    # A second tab with the same workflow, and one with another whose nodes have the same numbers.
-    other = visitor.new_page()
-    other.goto(server.url, wait_until="domcontentloaded")
-    other.wait_for_function(READY)
-    other.evaluate("workflow => window.app.loadGraphData(workflow)", workflow)
-    wait(other, r"^step \d+ of 100000$")
-    strange = tour("live", "00000000-1111-4222-8333-444444444444")
-    other.evaluate("workflow => window.app.loadGraphData(workflow)", strange)
-    wait(other, "^No run yet")
-    seen = other.evaluate_handle(COUNT)
-    other.wait_for_function("count => count() > 2", arg=seen)
-    wait(other, "^No run yet")
-    other.close()
+    # A second tab, which knows no more than the page does after a reload: everything is there again.
+    other = replace(editor, page=visitor.new_page())
+    other.page.goto(server.url, wait_until="domcontentloaded")
+    other.page.wait_for_function(READY)
+    other.settle()
+    other.load(workflow)
+    other.alone(TRAIN)
+    other.page.wait_for_function(ALL, arg=True)
+    wait(other.page, r"^step \d+ of 100000$")
+    other.page.wait_for_function(f"() => ({COLOURS})() > 3")
+    other.page.locator(".atelier-samples button").nth(1).wait_for()
 
-    # After a reload everything is there again, and the buttons work.
-    page.reload(wait_until="domcontentloaded")
-    page.wait_for_function(READY)
-    editor.settle()
-    editor.load(workflow)
-    editor.alone(TRAIN)
-    editor.settle()
-    page.wait_for_function(ALL, arg=True)
-    wait(page, r"^step \d+ of 100000$")
-    page.wait_for_function(f"() => ({COLOURS})() > 3")
-    page.locator(".atelier-samples button").nth(1).wait_for()
+    # Another workflow, whose nodes have the same numbers.
+    strange = tour("live", "00000000-1111-4222-8333-444444444444")
+    other.page.evaluate("workflow => window.app.loadGraphData(workflow)", strange)
+    wait(other.page, "^No run yet")
+    seen = other.page.evaluate_handle(COUNT)
+    other.page.wait_for_function("count => count() > 2", arg=seen)
+    wait(other.page, "^No run yet")
+    other.page.close()
+
+    # The buttons.
     ask(page, "Pause", "The run pauses and frees the memory.")
     wait(page, r"^Paused after step \d+ of 100000")
     assert page.locator(".atelier-train [data-ask]").first.is_hidden()
