@@ -152,7 +152,6 @@ def test_a_failure_in_a_subgraph_stands_on_its_outside_too(editor) -> None:
     }""")
     editor.run(TRAIN_ALONE, train)
     said.wait_for(state="hidden")
-    editor.run("async () => await window.app.api.interrupt()")
 
 
 OUTSIDE = """() => {
