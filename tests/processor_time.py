@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 SHOWN = 20  # files, and tests
 TOLD = "ATELIER_TIME"  # names the file to which each process of the tests adds a line of numbers
 SPENT, AT_START = "processor seconds", "imports and collection"  # of reports; the second is a row of the list, too
+OPEN, LIST = open, os.listdir  # a test may put others in their place, and is measured meanwhile
 EVERY = 25  # tests between two looks at the yardstick
 WORK = [{"number": number, "text": str(number), "list": [number] * 5} for number in range(1500)]
 
@@ -43,17 +43,23 @@ def spent() -> float:
 
 def _children(number: int) -> list[int]:
     """List the processes that a process has started and that live; none where the system does not tell."""
+    tasks = f"/proc/{number}/task"
     try:
-        texts = [path.read_text(encoding="ascii") for path in Path(f"/proc/{number}/task").glob("*/children")]
+        texts = [_read(f"{tasks}/{task}/children") for task in LIST(tasks)]
     except OSError:
         return []
     return [int(each) for text in texts for each in text.split()]
 
 
+def _read(file: str) -> str:
+    with OPEN(file, encoding="ascii") as opened:
+        return opened.read()
+
+
 def _of_process(number: int) -> float:
     """Read the seconds of a living process, and of its own that have ended; 0 where the system does not tell."""
     try:
-        stat = Path(f"/proc/{number}/stat").read_text(encoding="ascii")
+        stat = _read(f"/proc/{number}/stat")
     except OSError:
         return 0.0
     ticks = stat.rpartition(")")[2].split()[11:15]
