@@ -322,7 +322,7 @@ def linked_model(graph: Graph, model: File, texts: list[File], kind: str, vae: F
     unet = graph.add("UNETLoader", (0, 330), (300, 82), models=[model], **{"0": model.name})
     base = graph.add(
         "AtelierConnectModel",
-        (340, 120),
+        (340, 96),
         (300, 200),
         linked={"model": (unet, "MODEL"), "clip": (clip, "CLIP"), "vae": (loaded_vae, "VAE")},
     )
@@ -451,7 +451,7 @@ def adapter(graph: Graph, model: File, text: File, kind: str, vae: File) -> dict
     clip = graph.add("CLIPLoader", (0, 130), (300, 130), models=[text], **{"0": text.name, "1": kind})
     unet = graph.add("UNETLoader", (0, 330), (300, 82), models=[model], **{"0": model.name})
     loaded = {"model": (unet, "MODEL"), "clip": (clip, "CLIP"), "vae": (loaded_vae, "VAE")}
-    base = graph.add("AtelierConnectModel", (360, 0), (300, 200), linked=loaded, train_distilled=True)
+    base = graph.add("AtelierConnectModel", (360, -24), (300, 200), linked=loaded, train_distilled=True)
     drawn = graph.add(
         "AtelierDrawnPictures",
         (360, 326),
