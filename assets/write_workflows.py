@@ -451,11 +451,11 @@ def adapter(graph: Graph, model: File, text: File, kind: str, vae: File) -> dict
     clip = graph.add("CLIPLoader", (0, 130), (300, 130), models=[text], **{"0": text.name, "1": kind})
     unet = graph.add("UNETLoader", (0, 330), (300, 82), models=[model], **{"0": model.name})
     loaded = {"model": (unet, "MODEL"), "clip": (clip, "CLIP"), "vae": (loaded_vae, "VAE")}
-    base = graph.add("AtelierConnectModel", (360, -24), (300, 200), linked=loaded, train_distilled=True)
+    base = graph.add("AtelierConnectModel", (360, -6), (300, 200), linked=loaded, train_distilled=True)
     drawn = graph.add(
         "AtelierDrawnPictures",
-        (360, 326),
-        (300, 490),
+        (360, 340),
+        (300, 476),
         linked=loaded,
         **{"of": "prompts", "of.prompt": SUBJECTS},
         pictures=20,
