@@ -30,7 +30,8 @@ class InPieces(TorchDispatchMode):
             size, pieces = found
             if size(*args) > AT_ONCE:
                 return pieces(*args)
-        return func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():  # else results get the classes of what was given
+            return func(*args, **(kwargs or {}))
 
 
 def _chunks(matrix: Tensor, work: float, axis: int = 0) -> Iterator[Tensor]:

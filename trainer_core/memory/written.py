@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -74,7 +75,8 @@ class _CopyBeforeWrite(TorchDispatchMode):
                     for saved in self.saved.pop(_storage(tensor), ()):
                         saved.tensor = saved.tensor.clone()
                         self.copied = True
-        return operator(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():  # else results get the classes of what was given
+            return operator(*args, **kwargs)
 
 
 def _storage(tensor: Tensor) -> int:
