@@ -28,6 +28,7 @@ PARTS = ("_parameters", "_buffers", "_modules")  # attributes of modules that ho
 PASSING = (*PARTS, "forward", "training")  # and those that training sets itself
 OUT = re.compile(r"\btorch\.\w+\([^()]*\bout=")
 WRITING: set[type] = set()  # further classes of modules that do so, as their trial has shown
+DISPATCH = "__torch_dispatch__"  # of classes of tensors that have no numbers of their own
 CACHES = re.compile(r"(clear|reset)_\w*caches?")  # methods that drop what a model keeps between passes
 
 
@@ -206,6 +207,7 @@ def _normal_tensors(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
         for holder, name, tensor, normal in replaced:
             if _at(holder, name) is normal and normal.data_ptr() == tensor.data_ptr():  # else ComfyUI has moved it
+                vars(tensor).update(vars(normal))
                 holder[name] = tensor
 
 
@@ -241,12 +243,19 @@ def _at(holder: Any, key: Any) -> Any:
 
 
 def _normal(tensor: Tensor) -> Tensor:
-    """Give a normal tensor on the memory of one made in inference mode; others stay, also those of own classes."""
-    if not tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
+    """Give a normal tensor on the memory of one made in inference mode; others stay, also those that wrap others."""
+    kind = type(tensor)
+    wraps = getattr(kind, DISPATCH) is not getattr(Tensor, DISPATCH)
+    if not tensor.is_inference() or wraps or tensor.is_meta:
         return tensor
-    with torch.inference_mode(False):
-        normal = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        normal.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    with torch.inference_mode(False), torch._C.DisableTorchFunctionSubclass():
+        plain = tensor.as_subclass(Tensor)  # whose shape and dtype are those of its numbers
+        normal = torch.empty(0, dtype=plain.dtype, device=plain.device)
+        normal.set_(plain.untyped_storage(), plain.storage_offset(), plain.size(), plain.stride())
+        if kind not in (Tensor, nn.Parameter):  # numbers with attributes, as the codes of GGUF
+            normal = normal.as_subclass(kind)
+            vars(normal).update(vars(tensor))
+            return normal
         return nn.Parameter(normal, requires_grad=False) if isinstance(tensor, nn.Parameter) else normal
 
 
