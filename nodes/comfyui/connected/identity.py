@@ -186,6 +186,10 @@ def _weights(patcher: Any) -> str:
         return _known[model]
     backup = getattr(patcher, "backup", {})
     tensors = {name: backup[name].weight if name in backup else tensor for name, tensor in model.state_dict().items()}
+    # Loaders of GGUF state sizes alone, and one of a tensor that is none: the numbers are those of the parameters.
+    held = dict(model.named_parameters(remove_duplicate=False))
+    tensors = {name: held.get(name) if getattr(each, "is_meta", False) else each for name, each in tensors.items()}
+    tensors = {name: each for name, each in tensors.items() if each is not None}
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(_tensor, (tensors[name] for name in sorted(tensors))))
     whole = hashlib.sha256()

@@ -33,8 +33,7 @@ def aliases(model: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Slice
 
     model: ComfyUI's BaseModel. Names have underscores for dots. One that ComfyUI gives to several layers is left out.
     """
-    keys = (key for key in model.state_dict() if key.startswith(DENOISER) and key.endswith(WEIGHT))
-    paths = [key[len(DENOISER) : -len(WEIGHT)] for key in keys]
+    paths = _paths(model)
     known = set(paths)
     layers: dict[str, set[tuple[str, Slice | None]]] = {}
     for key, target in comfy.lora.model_lora_keys_unet(model, {}).items():
@@ -55,6 +54,13 @@ def aliases(model: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Slice
         else:
             slices.setdefault(path, {})[name] = piece
     return whole, slices
+
+
+def _paths(model: Any) -> list[str]:
+    """List the paths of a denoiser's modules with weights; loaders of GGUF state one more, for the memory it takes."""
+    keys = (key for key in model.state_dict() if key.startswith(DENOISER) and key.endswith(WEIGHT))
+    known = {path for path, _ in model.diffusion_model.named_modules(remove_duplicate=False)}
+    return [path for key in keys if (path := key[len(DENOISER) : -len(WEIGHT)]) in known]
 
 
 def diffusers_layers(model: Any) -> dict[str, tuple[str, Slice | None]]:
@@ -144,7 +150,7 @@ def _unet_paths(unet: Mapping[str, str], *, xl: bool) -> dict[str, list[Named]]:
 
 def _diffusers_paths(base: Any) -> dict[str, list[Named]]:
     """Map paths of a transformer's modules to those of diffusers: its own names first, then ComfyUI's map of names."""
-    known = {path[len(DENOISER) : -len(WEIGHT)] for path in base.state_dict() if path.endswith(WEIGHT)}
+    known = set(_paths(base))
     found: dict[str, list[Named]] = {}
     hunyuan = isinstance(base, comfy.model_base.HunyuanVideo)  # whose names there are diffusion-pipe's
     for key, target in ({} if hunyuan else comfy.lora.model_lora_keys_unet(base, {})).items():
