@@ -227,12 +227,13 @@ class PatcherOfQuantized(comfy.model_patcher.ModelPatcher):
         layer.patches = self.patches.get(key, [])
 
 
-def test_codes_that_name_another_shape_than_theirs_are_refused_in_a_sentence(link, pictures, tmp_path):  # noqa: F811
-    """Its patcher returns no changed weights, so that nobody can tell what a file does."""
+def test_codes_that_nobody_can_decode_are_left_out_in_a_sentence(link, pictures, tmp_path):  # noqa: F811
+    """Their layers are torch's own, which name no way to their weight; the others are trained as they draw."""
     base = link(odd.Rows)
     model = live_of(base).model
     for block in network_of(model).blocks:
         block.mlp = QuantizedLinear()
     model.__class__ = PatcherOfQuantized
-    with pytest.raises(ValueError, match=r"no layer can be\. 16 layers' weights are none that ComfyUI changes"):
-        notes_of(sampled(base, pictures), tmp_path)
+    result, said = notes_of(sampled(base, pictures), tmp_path)
+    assert "4 layers' weights are none that ComfyUI changes, so the LoRA leaves them out: " in said
+    assert (result.samples - drawn_with(live_of(base), result.tensors)).abs().max() <= 1.5 / 255

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -69,16 +70,21 @@ class Filed:
                 stack.enter_context(_without_network(module))
                 for part in PARTS:
                     key = self._key(name, part)
-                    if key in patched.patches:
+                    if key in patched.patches and _puts_itself(patched):
+                        stack.enter_context(_put(patched, module, part, key, otherwise))
+                    elif key in patched.patches:
                         stack.enter_context(_with_weight(module, part, _file_weight(patched, key, otherwise)))
             yield
 
     def _patched(self, some: Sequence[str]) -> list[Any]:
-        """Clone the MODEL and the CLIP with nothing on them but some layers, as ComfyUI's loader reads their file."""
+        """Clone the MODEL and the CLIP with nothing on them but some layers, as ComfyUI's loader reads their file.
+
+        A patcher that puts patches on its weights itself puts all of them at once, so that one keeps those that it has.
+        """
         bare, clip = self._patcher.clone(), self._clip and self._clip.clone()
-        bare.patches = {}  # those that it has are in its weights, or added to them at their use
-        if clip:
-            clip.patcher.patches = {}
+        for patcher in [bare, clip.patcher] if clip else [bare]:
+            if not _puts_itself(patcher):
+                patcher.patches = {}  # those that it has are in its weights, or added to them at their use
         tensors = {
             f"{name}.{suffix}": tensor.detach()
             for name in some
@@ -103,10 +109,14 @@ class Filed:
         if not is_matrix(module):
             return True
         try:
-            found = _plain(patched.patch_weight_to_device(key, device_to=device, return_weight=True))
             weight = frozen_weight(module, torch.float32, device)
             wanted = self._layers[name].changed_weight(weight) - weight
-            change = (found.to(wanted) - _own_weight(module, "weight", device)).view_as(wanted)
+            if _puts_itself(patched):
+                with _put(patched, module, "weight", key):
+                    change = frozen_weight(module, torch.float32, device) - weight
+            else:
+                found = _plain(patched.patch_weight_to_device(key, device_to=device, return_weight=True))
+                change = (found.to(wanted) - _own_weight(module, "weight", device)).view_as(wanted)
             return bool((change - wanted).norm() <= UNLIKE * wanted.norm())
         except torch.OutOfMemoryError:
             raise
@@ -160,6 +170,52 @@ def _with_weight(module: Any, part: str, weight: Tensor) -> Iterator[None]:
             module.__dict__["_v"] = streamed
 
 
+def _puts_itself(patcher: Any) -> bool:
+    """Tell whether a patcher hands out no changed weight: it puts patches on weights itself, as that of GGUF does."""
+    return "return_weight" not in inspect.signature(patcher.patch_weight_to_device).parameters
+
+
+@contextmanager
+def _put(patched: Any, module: Any, part: str, key: str, otherwise: bool = False) -> Iterator[None]:
+    """Let such a patcher put its patches on a weight as it does when it loads; it is a clone's, and done once.
+
+    What it writes, it writes on a copy that shares the weight's numbers. otherwise: see `Filed.on`.
+    """
+    own, device = module._parameters[part], patched.load_device
+    if otherwise and part == "weight":
+        weight = frozen_weight(module, torch.float32, device)
+        dtype = own.dtype if own.dtype in WHOLE else _computes(patched)
+        patched.add_patches({key: (weight * _half_bits(weight, dtype),)})
+    backup, bare = patched.backup, patched.backup[key].weight if key in patched.backup else own
+    # Clones share what is put away; and weights are exchanged, not written over.
+    patched.backup, patched.weight_inplace_update = {}, False
+    module._parameters[part] = _same(bare)
+    try:
+        patched.patch_weight_to_device(key, device_to=device)
+        yield
+    finally:
+        module._parameters[part], patched.backup = own, backup
+
+
+def _same(tensor: Tensor) -> Tensor:
+    """Make a tensor of the same class, attributes and numbers; what is set on it is not set on the first one."""
+    with torch._C.DisableTorchFunctionSubclass():
+        found: Any = tensor.as_subclass(type(tensor))
+    vars(found).update(vars(tensor))
+    return found
+
+
+def _computes(patched: Any) -> torch.dtype:
+    """The dtype that a model computes in; text encoders compute in float32."""
+    return getattr(patched.model, "get_dtype_inference", lambda: torch.float32)()
+
+
+def _half_bits(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Draw by which shares of it each number changes: up to half of its last bit in a dtype."""
+    draws = torch.rand(weight.shape, generator=torch.Generator().manual_seed(0)).to(weight.device)
+    return torch.finfo(dtype).eps * (draws - 0.5)
+
+
 def _file_weight(patched: Any, key: str, otherwise: bool) -> Tensor:
     """Compute a weight as ComfyUI patches it, without the rounding of few bits; otherwise: see `Filed.on`."""
     path, _, part = key.rpartition(".")
@@ -168,11 +224,9 @@ def _file_weight(patched: Any, key: str, otherwise: bool) -> Tensor:
     weight = _own_weight(module, part, patched.load_device)
     changed = comfy.lora.calculate_weight(patched.patches[key], weight, key)
     kept = own.dtype in WHOLE and type(own) is nn.Parameter
-    computes = getattr(patched.model, "get_dtype_inference", lambda: torch.float32)  # as text encoders do
-    dtype = own.dtype if kept else computes()
+    dtype = own.dtype if kept else _computes(patched)
     if otherwise:
-        draws = torch.rand(changed.shape, generator=torch.Generator().manual_seed(0)).to(changed.device)
-        changed = changed * (1 + torch.finfo(dtype).eps * (draws - 0.5))
+        changed = changed * (1 + _half_bits(changed, dtype))
     return changed.to(dtype)
 
 

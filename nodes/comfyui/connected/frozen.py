@@ -316,6 +316,9 @@ def _by_repeating(layer: Any, gradient: Tensor, x: Tensor, forward: Any, args: t
 @contextmanager
 def _weights(layer: Any, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Give a known layer's weight and bias as it computes with them: patched, dequantized, cast, on a device."""
+    if _casts_itself(layer):
+        yield layer.cast_bias_weight(dtype=dtype, device=device, bias_dtype=dtype)
+        return
     if not isinstance(layer, comfy.ops.CastWeightBiasOp):
         bias = None if layer.bias is None else layer.bias.to(device, dtype)
         yield layer.weight.to(device, dtype), bias
@@ -334,7 +337,7 @@ def _weights(layer: Any, dtype: torch.dtype, device: torch.device) -> Iterator[t
 def weight_of(layer: Any, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Read the weight of a layer of ComfyUI as the layer computes with it; device: by default the weight's own."""
     to: torch.device = device or layer.weight.device
-    if not _known(layer) and hasattr(layer, "in_features"):
+    if not _known(layer) and not _casts_itself(layer) and hasattr(layer, "in_features"):
         return _by_identity(layer, dtype, to)
     with _weights(layer, dtype, to) as (weight, _):
         scale = _input_scale(layer, weight)
@@ -342,6 +345,11 @@ def weight_of(layer: Any, dtype: torch.dtype, device: torch.device | None = None
             return weight * scale
         borrowed = hasattr(layer, "_v") or to != layer.weight.device  # in a buffer that the next layer overwrites
         return weight.clone() if borrowed else weight
+
+
+def _casts_itself(layer: Any) -> bool:
+    """Tell whether a layer's own method casts its weight, as loaders of GGUF dequantize and patch theirs."""
+    return callable(getattr(own_class(layer), "cast_bias_weight", None))
 
 
 def _by_identity(layer: Any, dtype: torch.dtype, device: torch.device) -> Tensor:

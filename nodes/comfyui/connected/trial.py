@@ -321,8 +321,10 @@ def _compare_with_file(
         if where := trained.leaves(drawn_with, FILED * denoiser.bound):
             with torch.no_grad(), filed.moved(rest), filed.on(rest, otherwise=True), paused():
                 rounding = drawn_with.apart(Trace(denoiser.model.diffusion_model, runs))
-            dtype = denoiser.model.get_dtype_inference()
-            if dtype in TOLERANCE and trained.apart(drawn_with) <= OTHERWISE * rounding:
+            weights = [getattr(modules[name], "weight", None) for name in rest]  # which some round to their own dtype
+            dtypes = [denoiser.model.get_dtype_inference(), *(each.dtype for each in weights if each is not None)]
+            dtype = next((each for each in dtypes if each in TOLERANCE), None)
+            if dtype and trained.apart(drawn_with) <= OTHERWISE * rounding:
                 blurred = BLURRED.format(dtype=str(dtype).removeprefix("torch."), share=rounding)
                 continue
             raise ValueError(
