@@ -21,7 +21,7 @@ import comfy.model_patcher
 import comfy.ops
 import comfy.utils
 
-BLOCK = 32  # numbers of a block with one scale
+BLOCK, SMALL = 32, 512  # numbers of a block with one scale, and of a weight that stays as it is
 Put = namedtuple("Put", ["weight", "inplace_update"])
 
 
@@ -103,11 +103,12 @@ def coded(weight: Any) -> bool:
 
 
 def stored(weight: Tensor, kind: str) -> Codes:
-    """Store a weight in a format, or in float16 where its rows are no whole blocks, or float32 for a vector."""
+    """Store a weight in a format; in float16 where its rows are no whole blocks, in float32 where it is small."""
     shape = weight.shape
-    if weight.ndim < 2 or weight[0].numel() % BLOCK:
-        kind = "F16" if weight.ndim > 1 else "F32"
-        return Codes(weight.half() if kind == "F16" else weight, tensor_type=kind, tensor_shape=shape)
+    if weight.numel() <= SMALL:
+        return Codes(weight, tensor_type="F32", tensor_shape=shape)
+    if weight[0].numel() % BLOCK:
+        return Codes(weight.half(), tensor_type="F16", tensor_shape=shape)
     rows = FORMATS[kind][0](weight.reshape(-1, BLOCK)).reshape(len(weight), -1)
     return Codes(rows, tensor_type=kind, tensor_shape=shape)
 

@@ -18,7 +18,7 @@ from lora_atelier.nodes.comfyui.connected.identity import _weights
 from lora_atelier.nodes.comfyui.connected.names import names_of
 from lora_atelier.trainer_core.networks.layers.dora import frozen_weight
 
-LAYERS = ("blocks.1.mlp", "enter")  # in codes, and in float16
+LAYERS = ("blocks.1.mlp", "read")  # in codes, and in float16
 
 
 class Convolutions(odd.Rows):
@@ -92,14 +92,14 @@ def test_all_its_layers_are_trained_as_those_of_the_same_numbers(link, pictures,
 @pytest.mark.parametrize("beneath", [False, True])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "BF16"])
 def test_gradients_are_those_of_the_numbers_that_the_layers_decode(kind, beneath):
-    """Of a layer in codes and one in float16, with and without a LoRA on them: against central differences."""
+    """Of layers in codes, float16 and float32, with and without a LoRA on them: against central differences."""
     patcher, plain = coded_model(Convolutions, kind)
     if beneath:
         patcher, plain = with_lora(patcher), with_lora(plain)
     comfy.model_management.load_models_gpu([patcher, plain])
     draws = torch.Generator().manual_seed(1)
     with gradients.session(patcher):
-        for path in (*LAYERS, "blocks.1.conv"):
+        for path in (*LAYERS, "enter", "blocks.1.conv"):
             layer, wanted = (each.model.diffusion_model.get_submodule(path) for each in (patcher, plain))
             assert isinstance(layer, FrozenLayer) and isinstance(layer.weight, Codes)
             torch.testing.assert_close(
@@ -132,6 +132,6 @@ def test_weights_that_are_rounded_otherwise_are_put_by_the_patcher_too_for_a_mom
     with _put(patcher.clone(), layer, "weight", key, otherwise=True):
         other = frozen_weight(layer, torch.float32)
     assert layer.weight is own and before[1] == held(patcher)[1]
-    assert torch.equal(same, loaded) and (coded(own) is (path != "enter"))
+    assert torch.equal(same, loaded) and (coded(own) is (path != "read"))
     eps = torch.finfo(torch.float32 if coded(own) else torch.float16).eps
     assert 0 < (other - loaded).abs().max() <= eps * loaded.abs().max() * 2
