@@ -462,6 +462,9 @@ def test_work_for_which_a_device_has_no_room_is_done_on_the_cpu():
     assert with_room(work, module, torch.device("cpu")) == (7, False) and not moves
     assert with_room(work, module, torch.device("cuda")) == (7, True)
     assert asked == [module] * 3 and moves == ["cpu", "cuda"]
+    asked[:] = [1]
+    with pytest.raises(torch.cuda.OutOfMemoryError):  # not ours to move: again there would be no room
+        with_room(work, torch.nn.Identity(), torch.device("cuda"))
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_room():

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from comfy.ldm.lightricks.vae import causal_video_autoencoder
+from comfy.ldm.models.autoencoder import AutoencodingEngine
+from comfy.ldm.wan import vae2_2
 from comfy.ldm.wan.vae import WanVAE, count_cache_layers
 from durable import Cut, cut_at, equal
 from films import film
@@ -176,10 +178,68 @@ def covered(number):
 
 def tiny_vae():
     """Build a small VAE of Wan with random weights, as ComfyUI loads it."""
-    network, draws = WanVAE(dim=8, z_dim=16, temperal_downsample=[False, True, True]), torch.Generator().manual_seed(0)
+    return comfy.sd.VAE(sd=drawn(WanVAE(dim=8, z_dim=16, temperal_downsample=[False, True, True])).state_dict())
+
+
+def drawn(network):
+    """Give a network random weights."""
+    draws = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.2, generator=draws)
-    return comfy.sd.VAE(sd=network.state_dict())
+    return network
+
+
+def pixels_of(frames):
+    """Draw the pixels of a clip."""
+    return torch.rand(1, 3, frames, 32, 32, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+def lengths_of(network, most=math.inf):
+    """List how many frames a VAE takes at a time; more than most do not fit."""
+    lengths = []
+    before = 2 * isinstance(network, AutoencodingEngine)  # frames that are there for the first ones to read
+
+    def look(_, given):
+        lengths.append(given[0].shape[2] - before)
+        if lengths[-1] > most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    network.encoder.conv_in.register_forward_pre_hook(look)
+    return lengths
+
+
+def tiny_ltx():
+    """Build a small VAE of LTX."""
+    blocks = [["res_x", 1], ["compress_all", {}], ["res_x", 1], ["compress_all", {}], ["compress_time", {}]]
+    config = {
+        "_class_name": "CausalVideoAutoencoder",
+        **{"dims": 3, "in_channels": 3, "out_channels": 3, "latent_channels": 128, "encoder_blocks": blocks},
+        **{"decoder_blocks": blocks, "norm_layer": "pixel_norm", "patch_size": 2, "latent_log_var": "uniform"},
+        **{"encoder_base_channels": 8, "decoder_base_channels": 8, "scaling_factor": 1.0, "use_quant_conv": False},
+    }
+    network = drawn(causal_video_autoencoder.VideoVAE(config=config))
+    for name, value in (("std-of-means", 1.0), ("mean-of-means", 0.0)):
+        network.per_channel_statistics.get_buffer(name).fill_(value)
+    return network
+
+
+def tiny_hunyuan15():
+    """Build a small VAE of HunyuanVideo 1.5."""
+    config = {
+        "in_channels": 3,
+        "out_channels": 3,
+        "z_channels": 4,
+        "block_out_channels": [8, 16, 16],
+        "num_res_blocks": 1,
+    }
+    config |= {"ffactor_spatial": 4, "ffactor_temporal": 4}
+    return drawn(
+        AutoencodingEngine(
+            regularizer_config={"target": "comfy.ldm.models.autoencoder.EmptyRegularizer"},
+            encoder_config={"target": "comfy.ldm.hunyuan_video.vae_refiner.Encoder", "params": config},
+            decoder_config={"target": "comfy.ldm.hunyuan_video.vae_refiner.Decoder", "params": config},
+        )
+    )
 
 
 def test_a_causal_vae_encodes_a_clip_in_time_chunks_as_in_one():
@@ -224,17 +284,8 @@ def test_every_part_takes_its_turn_and_pictures_never_share_a_batch_with_clips(c
 
 def test_what_a_vae_has_of_memory_decides_its_chunks_of_time_and_not_its_latents(monkeypatch):
     """ComfyUI's VAE of LTX takes as many frames at a time as the device's memory is for."""
-    blocks = [["res_x", 1], ["compress_all", {}], ["res_x", 1], ["compress_all", {}], ["compress_time", {}]]
-    config = {
-        "_class_name": "CausalVideoAutoencoder",
-        **{"dims": 3, "in_channels": 3, "out_channels": 3, "latent_channels": 8, "encoder_blocks": blocks},
-        **{"decoder_blocks": blocks, "norm_layer": "pixel_norm", "patch_size": 2, "latent_log_var": "uniform"},
-        **{"encoder_base_channels": 8, "decoder_base_channels": 8, "scaling_factor": 1.0, "use_quant_conv": False},
-    }
-    network, draws, lengths = causal_video_autoencoder.VideoVAE(config=config), torch.Generator().manual_seed(0), []
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.2, generator=draws)
-    network.encoder.conv_in.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[2]))
+    network = tiny_ltx()
+    lengths = lengths_of(network)
     pixels = torch.rand(1, 3, 33, 32, 32, generator=torch.Generator().manual_seed(1)) * 2 - 1
     found = []
     for frames in (2, 8, 32):
@@ -263,3 +314,82 @@ def test_a_cancel_ends_the_encoding_of_a_clip_within_it():
     assert len(looked) == 40
     assert not any(module._forward_pre_hooks for module in vae.first_stage_model.modules())
     assert encode_plain(vae, pixels).shape == (1, 16, 4, 4, 4)
+
+
+def test_wan22_and_hunyuan15_encode_a_clip_in_time_chunks_as_in_one():
+    wan, hunyuan, pixels = (
+        drawn(vae2_2.WanVAE(dim=8, dec_dim=8, z_dim=16, temperal_downsample=[False, True, True])),
+        tiny_hunyuan15(),
+        pixels_of(13),
+    )
+    with torch.no_grad():
+        kept, part = [None] * vae2_2.count_conv3d(wan.encoder), vae2_2.patchify(pixels, patch_size=2)
+        whole = [wan.encoder(each, feat_cache=kept, feat_idx=[0]) for each in (part[:, :, :1], part[:, :, 1:])]
+        expected, _ = wan.conv1(torch.cat(whole, 2)).chunk(2, dim=1)
+        found = {"wan22": (wan.encode(pixels), expected)}
+        chunked = hunyuan.encode(pixels)
+        hunyuan.encoder.ffactor_temporal = 12  # all frames behind the first at once
+        lengths = lengths_of(hunyuan)
+        found["hunyuan15"] = chunked, hunyuan.encode(pixels)
+        assert lengths == [1, 12]
+    for latents, of_whole in found.values():
+        assert latents.shape == of_whole.shape and latents.shape[2] == 4 and latents.std() > 1e-3
+        torch.testing.assert_close(latents, of_whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("network", "most", "behind"), [(tiny_ltx, 2, [2] * 8), (tiny_hunyuan15, 4, [4] * 4)])
+def test_where_memory_runs_out_a_vae_takes_smaller_chunks_that_give_the_same(network, most, behind):
+    vae, pixels = tiny_vae(), pixels_of(17)
+    vae.first_stage_model = network()
+    expected = encode_plain(vae, pixels)
+    lengths = lengths_of(vae.first_stage_model, most)
+    latents = encode_plain(vae, pixels)
+    assert lengths[0] == 1 and lengths[1] > most and lengths[2:] == [1, *behind]
+    torch.testing.assert_close(latents, expected, rtol=1e-4, atol=1e-5)
+    lengths.clear()
+    vae.encode(pixels[0, :, :1].movedim(0, -1))  # ComfyUI itself goes on as before
+    assert lengths == [1] and "encode_tiled_3d" not in vars(vae)
+
+
+@pytest.mark.parametrize("frames", [1, 5])
+def test_a_vae_without_room_never_encodes_in_tiles(frames):
+    vae, sides = tiny_vae(), []
+
+    def look(_, given):
+        sides.append(max(given[0].shape[3:]))
+        if sides[-1] > 256:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    vae.first_stage_model.encoder.conv1.register_forward_pre_hook(look)
+    pixels = torch.zeros(1, 3, frames, 16, 264)
+    with pytest.raises(torch.OutOfMemoryError):
+        encode_plain(vae, pixels if frames > 1 else pixels[:, :, 0])
+    assert sides == [264, 264]
+    vae.encode(pixels[0].movedim(0, -1))  # as ComfyUI does
+    assert 256 in sides
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (1, r"encodes long\.mkv at \d+x\d+x9; set resolution of Train LoRA or frames of Clips lower\."),
+        (0, r"encodes 0\.png at \d+x\d+; set resolution of Train LoRA lower\."),
+    ],
+)
+def test_a_clip_or_picture_for_which_a_linked_vae_has_no_room_is_named_before_the_first_step(
+    most, said, concept, tmp_path, monkeypatch
+):
+    config, stepped = of_clips("wan21_t2v", concept), []
+    vae = live_of(config.base_model).vae
+    own = vae.encode
+
+    def encode(images):
+        if len(images) > most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return own(images)
+
+    monkeypatch.setattr(vae, "encode", encode)
+    monkeypatch.setattr(objective, "sample_losses", lambda *_: stepped.append(1))
+    with pytest.raises(ValueError, match=said):
+        run(config, tmp_path)
+    assert not stepped

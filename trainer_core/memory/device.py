@@ -104,12 +104,13 @@ def out_of_memory(error: RuntimeError) -> bool:
 def with_room(work: Callable[..., T], module: nn.Module, device: torch.device, *tensors: Tensor) -> tuple[T, bool]:
     """Run `work(module, *tensors)` on `device`, or on the CPU when the device is out of memory.
 
-    The second value is True if the CPU did it. The module is on `device` before and after.
+    The second value is True if the CPU did it. The module is on `device` before and after. One without weights of its
+    own is not ours to move: its error is raised.
     """
     try:
         return work(module, *(tensor.to(device) for tensor in tensors)), False
     except RuntimeError as error:
-        if device.type == "cpu" or not out_of_memory(error):
+        if device.type == "cpu" or not out_of_memory(error) or next(module.parameters(), None) is None:
             raise
     give_back(device)
     module.to("cpu")

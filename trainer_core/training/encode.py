@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from ..common.axes import Size
+from ..common.axes import Shape, Size, size_text
 from ..common.callbacks import Callbacks
 from ..common.wording import count, names, say
 from ..common.world import ALONE, World
@@ -30,6 +30,10 @@ from .encoded import REFERENCE, TOLD, Encoded, EncodingContext, EncodingNeeds, S
 from .pixels import decoded, frames, mask_in_latents, mask_of, prepared_pixels
 
 Coloured = tuple[Picture | Control, str]  # a file, and the colour behind it where it is transparent
+
+
+class NoRoom(torch.OutOfMemoryError):
+    """A picture or a clip that a VAE has no room for, in a sentence."""
 
 
 def encode_together(world: World, cache: Cache, encode: Callable[[World], Encoded]) -> Encoded:
@@ -65,8 +69,8 @@ def encode_plan(
 
     prompts: texts to encode beside the plan's captions; None encodes no text, as the text encoder is trained. seen:
     captions that the text encoders read with control pictures. drawn: the control pictures of samples. world: only this
-    process's share is encoded. Raises ValueError for a picture or mask that changed or vanished since the scan, and for
-    a full disk.
+    process's share is encoded. Raises ValueError for a picture or mask that changed or vanished since the scan, for one
+    that a linked VAE has no room for, and for a full disk.
     """
     masked, blank = plan.masked_views() if base.inpainting else ((), ())
     drawn = drawn or {}
@@ -81,7 +85,10 @@ def encode_plan(
     work = EncodingContext(
         base=base, plan=plan, cache=cache, device=device, callbacks=callbacks, vae_dtype=vae_dtype, world=world
     )
-    return dataclasses.replace(encode(work, needs), drawn=drawn)
+    try:
+        return dataclasses.replace(encode(work, needs), drawn=drawn)
+    except NoRoom as error:  # a step would be repeated with less; before the first one nothing else holds memory
+        raise ValueError(str(error)) from None
 
 
 def encode(work: EncodingContext, needs: EncodingNeeds) -> Encoded:
@@ -154,12 +161,13 @@ def _encode_pictures(work: EncodingContext, missing: Mapping[str, tuple[Coloured
             small = stack.enter_context(work.on_device(work.copy_in(dtype, vae), device))
         items = list(missing.values())
         prepared = prepared_pixels(items, lambda file: decoded(*file), lambda file, of: frames(*file, of))
-        for done, (key, (((picture, _), _), pixels)) in enumerate(zip(missing, prepared, strict=True)):
+        for done, (key, (((picture, _), crop), pixels)) in enumerate(zip(missing, prepared, strict=True)):
             work.callbacks.check()
-            (mean, std), no_room = with_room(base.autoencoder.encode, small, device, pixels)
-            if small is not vae and not _finite(mean, std):
-                (mean, std), no_room = with_room(base.autoencoder.encode, vae, device, pixels)
-                overflowed.append(picture.name)
+            with _room_for(base, picture, crop.shape):
+                (mean, std), no_room = with_room(base.autoencoder.encode, small, device, pixels)
+                if small is not vae and not _finite(mean, std):
+                    (mean, std), no_room = with_room(base.autoencoder.encode, vae, device, pixels)
+                    overflowed.append(picture.name)
             if not _finite(mean, std):
                 raise _not_finite(base, picture)
             on_cpu += no_room
@@ -211,7 +219,8 @@ def _encode_painted(work: EncodingContext, inputs: Inpainting, needs: EncodingNe
             work.callbacks.check()
             mask = cut_mask(mask_of(plan, view.picture), view.crop)
             pixel_mask, small = (each[None] for each in painting_masks(mask, base.latents.pixels))
-            painted, _ = with_room(inputs.encode, vae, device, picture, pixel_mask, small)
+            with _room_for(base, plan.file(view), view.crop.shape):
+                painted, _ = with_room(inputs.encode, vae, device, picture, pixel_mask, small)
             if not _finite(painted):
                 raise _not_finite(base, plan.file(view))
             cache.put(keys[view], {"painted": painted[0].cpu()})
@@ -246,13 +255,32 @@ def _encode_references(
                 first, *last = (found for _, found in islice(prepared, len(each.files)))
                 pixels = torch.stack([first, *last], 2) if last else first
                 encode_one = functools.partial(controls.encode, length=each.length)
-                reference, _ = with_room(encode_one, vae, device, pixels)
+                shape = (*each.crop.bucket, each.length) if each.length else each.crop.bucket
+                with _room_for(base, each.control, shape):
+                    reference, _ = with_room(encode_one, vae, device, pixels)
                 if not _finite(reference):
                     raise _not_finite(base, each.control)
                 told = controls.told(pixels)
                 cache.put(keys[each], {REFERENCE: reference[0].cpu()} | ({} if told is None else {TOLD: told}))
                 work.callbacks.phase(say("encoding control pictures"), done + 1, len(missing))
     return keys
+
+
+@contextmanager
+def _room_for(base: BaseModel, picture: Picture | Control, shape: Shape) -> Iterator[None]:
+    """Raise NoRoom where memory runs out for a picture or clip of a shape."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        full = True
+    else:
+        full = False
+    if full:  # outside of the handler nothing holds the tensors of the failed work
+        less = f" or {setting('clips.frames')}" if len(shape) > 2 else ""
+        raise NoRoom(
+            f"Out of memory while the VAE of {base.name} encodes {picture.name} at {size_text(shape)}; set "
+            f"{setting('train.resolution')}{less} lower."
+        )
 
 
 def _not_finite(base: BaseModel, picture: Picture | Control) -> ValueError:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
-from typing import Any
+from typing import Any, NoReturn
 
+import comfy.model_management
 import comfy.utils
 import torch
+from comfy.ldm.lightricks.vae import causal_video_autoencoder as ltx
 from torch import Tensor, nn
 
 from ....trainer_core.common.cancel import look
@@ -41,12 +43,64 @@ def encode_plain(vae: Any, pixels: Tensor) -> Tensor:
     """Encode (B, 3, H, W) pixels in -1..1, or (1, 3, T, H, W): float32 latents in the VAE's own scale.
 
     ComfyUI's VAEs of clips take the pictures of a batch for the frames of one clip. Those that are causal encode it in
-    chunks of time, of 1 to 8 frames, so that a long clip needs no more memory; a Cancel ends each within them.
+    chunks of time, so that a long clip needs no more memory; a Cancel ends each within them. Where memory runs out,
+    they take the smallest chunks. Raises torch.OutOfMemoryError where these do not fit, either.
     """
     if pixels.ndim == 5:
         pixels = pixels[0].movedim(1, 0)
-    with _looking(vae.first_stage_model):
-        return without_time(vae.encode(((pixels + 1) / 2).movedim(1, -1).cpu())).float().clone()
+    with _looking(vae.first_stage_model), _without_tiles(vae):
+        return without_time(_encoded(vae, ((pixels + 1) / 2).movedim(1, -1).cpu())).float().clone()
+
+
+def _encoded(vae: Any, pictures: Tensor) -> Tensor:
+    try:
+        return vae.encode(pictures)
+    except torch.OutOfMemoryError:
+        pass  # outside of the handler nothing holds the tensors of the failed work
+    comfy.model_management.soft_empty_cache()
+    with _in_smallest_chunks(vae.first_stage_model):
+        return vae.encode(pictures)
+
+
+@contextmanager
+def _without_tiles(vae: Any) -> Iterator[None]:
+    """Let a VAE raise torch.OutOfMemoryError where ComfyUI would encode in tiles, which give other latents."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise torch.OutOfMemoryError("a linked VAE ran out of memory")
+
+    with ExitStack() as stack:
+        for name in dir(vae):
+            if "encode_tiled" in name:
+                stack.enter_context(_replaced(vae, name, refuse))
+        yield
+
+
+@contextmanager
+def _in_smallest_chunks(network: nn.Module) -> Iterator[None]:
+    """Let a VAE of clips encode as few frames at a time as it can without a change to what it gives.
+
+    Wan's always does, and in HunyuanVideo's first one each chunk is normalised by itself. Of HunyuanVideo 1.5 a chunk
+    is then one step of latents instead of two, and of LTX two frames.
+    """
+    encoder: Any = getattr(network, "encoder", None)
+    with ExitStack() as stack:
+        if getattr(encoder, "refiner_vae", False) and encoder.ffactor_temporal > 1:
+            stack.enter_context(_replaced(encoder, "ffactor_temporal", encoder.ffactor_temporal // 2))
+        if isinstance(network, ltx.VideoVAE):  # which takes as many as a part of the device's memory holds
+            stack.enter_context(_replaced(ltx, "get_max_chunk_size", lambda _: 0))
+        yield
+
+
+@contextmanager
+def _replaced(of: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another attribute, and take it back."""
+    had, own = name in vars(of), getattr(of, name)
+    setattr(of, name, value)
+    try:
+        yield
+    finally:
+        setattr(of, name, own) if had else delattr(of, name)
 
 
 @contextmanager
