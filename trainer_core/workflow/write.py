@@ -23,8 +23,8 @@ from ..config.forms.run import PARTS
 from ..config.rows import inputs_of
 from ..models import Chosen
 from .canvas import BY_NAME, GROUPS, chosen_inputs, links_of, prompt_of, subgraphs_of
-from .foreign.clips import HIGH
-from .foreign.loaders import loaders_of
+from .foreign.clips import HIGH, VISION
+from .foreign.loaders import LoadingNode, loaders_of, vision_loader
 from .places import ASSETS, EXAMPLE, listed
 from .read import CONNECTED, read_workflow
 from .run_file import RunFile
@@ -215,18 +215,22 @@ def _plain(value: Any) -> Any:
 
 def _add_loaders(canvas: _Canvas, config: RunConfig, models: Mapping[str, str], family: str) -> int:
     """Add ComfyUI's own loaders of a model, and Use Connected Model."""
+
+    def put(loader: LoadingNode) -> int:
+        return canvas.put(loader.kind, loader.values, (), [(name, name) for name in loader.outputs], FILES)
+
     base, sources = config.base_model, []
     for loader in loaders_of(models, family):
-        number = canvas.put(loader.kind, loader.values, (), [(name, name) for name in loader.outputs], FILES)
+        number = put(loader)
         sources += [(number, place) for place in range(len(loader.outputs))]
     given = {**inputs_of(base), **(inputs_of(base.connected) if base.connected else {})}
     number = canvas.add("AtelierConnectModel", given, {})
     for name, source in zip(("model", "clip", "vae"), sources, strict=True):
         canvas.link(source, number, name)
     if HIGH in models:  # the other file of a model of two experts
-        loader = loaders_of({"diffusion_model": models[HIGH]}, family)[0]
-        high = canvas.put(loader.kind, loader.values, (), [(name, name) for name in loader.outputs], FILES)
-        canvas.link((high, 0), number, "model_high")
+        canvas.link((put(loaders_of({"diffusion_model": models[HIGH]}, family)[0]), 0), number, "model_high")
+    if VISION in models:
+        canvas.link((put(vision_loader(models[VISION])), 0), number, "clip_vision")
     return number
 
 

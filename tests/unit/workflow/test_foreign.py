@@ -773,6 +773,32 @@ def test_clips_of_other_programs_are_read(tmp_path):
     assert clips_of(read_onetrainer({**values, "model_type": "FLUX_DEV_1"}, tmp_path)) == [None]
 
 
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("wan_train_network.py --dit a.safetensors --task i2v-14B --clip /m/seen.pth", "seen.pth"),
+        ("wan_train_network.py --dit a.safetensors --task i2v-14B", ""),
+        (
+            "hv_1_5_train_network.py --dit a.safetensors --task i2v --image_encoder /m/clip_vision/b/s.safetensors",
+            "b/s.safetensors",
+        ),
+        ("wan_train_network.py --dit a.safetensors --task i2v-A14B", None),  # of Wan 2.2, which reads none
+        ("wan_train_network.py --dit a.safetensors --task i2v-14B-FC --clip /m/seen.pth", None),
+        ("wan_train_network.py --dit a.safetensors --clip /m/seen.pth", None),
+    ],
+)
+def test_the_clip_vision_of_musubi_tuner_is_linked_where_it_trains_by_it(line, file, tmp_path):
+    brought = bring(saved(tmp_path, "a.sh", f"python {line} --dataset_config d.toml\n"))
+    nodes = {each["id"]: each for each in brought.workflow["nodes"]}
+    (connect,) = (each for each in nodes.values() if each["type"] == "AtelierConnectModel")
+    ends = {each[0]: nodes[each[1]] for each in brought.workflow["links"]}
+    slots = {each["name"]: ends[each["link"]] for each in connect["inputs"] if each["link"]}
+    found = slots.get("clip_vision")
+    expected = None if file is None else ("CLIPVisionLoader", [file])
+    assert (found and (found["type"], found["widgets_values"])) == expected
+    assert ("choose its file in the last loader" in brought.report) == (file == "")
+
+
 def test_two_experts_of_other_programs_are_linked(tmp_path):
     line = "python wan_train_network.py --dit /m/low.safetensors --dit_high_noise /m/high.safetensors"
     both = saved(tmp_path, "a.sh", f"{line} --timestep_boundary 900 --dataset_config d.toml\n")

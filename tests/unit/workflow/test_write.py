@@ -164,6 +164,24 @@ def test_a_linked_run_keeps_its_loaders_and_has_its_own_settings(tmp_path):
     assert (again.name, again.config) == ("other", run.config) and again.config.train.steps == 77
 
 
+def test_a_linked_run_keeps_its_load_clip_vision(tmp_path):
+    workflow, connect = of_flow()
+    loader = {"id": 90, "type": "CLIPVisionLoader", "widgets_values": ["b/seen.safetensors"], "inputs": []}
+    loader["outputs"] = [{"name": "CLIP_VISION", "type": "CLIP_VISION", "links": [90]}]
+    workflow["nodes"].append(loader)
+    slot = next(
+        (n for n, each in enumerate(connect["inputs"]) if each["name"] == "clip_vision"), len(connect["inputs"])
+    )
+    connect["inputs"][slot:] = [{"name": "clip_vision", "type": "CLIP_VISION", "link": 90}]
+    workflow["links"].append([90, 90, 0, connect["id"], slot, "CLIP_VISION"])
+    run, kept = written(workflow, tmp_path, "train.steps=77")
+    for document in (kept, workflow_of(run)):
+        prompt = prompt_of(document, FORMS)
+        (inputs,) = (node["inputs"] for node in prompt.values() if node["class_type"] == connect["type"])
+        (node,) = (each for each in document["nodes"] if str(each["id"]) == inputs["clip_vision"][0])
+        assert (node["type"], node["widgets_values"]) == ("CLIPVisionLoader", ["b/seen.safetensors"])
+
+
 @pytest.mark.parametrize("how", ["bypassed", "a setting"])
 def test_loaders_that_more_than_links_lead_to_stay_in_their_workflow(how, tmp_path):
     workflow, connect = of_flow()

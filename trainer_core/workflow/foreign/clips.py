@@ -12,6 +12,8 @@ from ...config.clips import MOST_TAKEN
 from .imported import Given, Imported, listing, number, on, real, whole
 
 HIGH = "diffusion_model_high"  # the role of the expert for high noise
+VISION = "clip_vision"  # the role of what a model sees first frames by
+SEEING = {"wan": ("i2v-14B", "clip"), "hunyuan_video_15": ("i2v", "image_encoder")}  # of musubi-tuner: task, its file
 TAKES = ("head", "chunk", "slide", "uniform", "full")
 MUSUBI = {"target_frames": [1], "frame_extraction": "head", "frame_stride": 1, "frame_sample": 1, "max_frames": 129}
 
@@ -82,6 +84,18 @@ def put_experts(found: Imported, *, high: bool, low: bool, path: str = "") -> No
         found.models[HIGH] = path
     else:
         found.put("base_model.connected.noise_range", "high" if high else "low")
+
+
+def put_vision(found: Imported, given: Given, family: str) -> None:
+    """Name the file by which a model sees first frames in musubi-tuner; its caching may have been the one told."""
+    task, name = SEEING.get(family, ("", ""))
+    if not task or str(given.take("task")) != task:
+        return
+    found.models[VISION] = str(given.take(name) or "")
+    if not found.models[VISION]:
+        found.open.append(
+            say("musubi-tuner shows this model first frames by CLIP vision; choose its file in the last loader.")
+        )
 
 
 def put_boundary(found: Imported, value: Any) -> None:

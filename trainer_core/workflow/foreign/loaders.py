@@ -45,6 +45,11 @@ class LoadingNode(NamedTuple):
     outputs: tuple[str, ...]
 
 
+def vision_loader(path: str) -> LoadingNode:
+    """Build the loader of a CLIP vision; path: its file, "" for one to choose."""
+    return LoadingNode("CLIPVisionLoader", [listed(path, ("clip_vision",))], ("CLIP_VISION",))
+
+
 OTHER = Encoders(1, "stable_diffusion")  # of a family that this table lacks: its type is to be chosen
 
 

@@ -20,7 +20,7 @@ from ...config.prompt_lines import SAMPLERS
 from ...config.sample import OWN_SAMPLERS
 from ...data.captions import FIXED_SEPARATOR, SECONDARY_SEPARATOR
 from ..toml_text import read_toml
-from .clips import MUSUBI, musubi_clips, put_boundary, put_experts
+from .clips import MUSUBI, musubi_clips, put_boundary, put_experts, put_vision
 from .imported import (
     TEXT_ENCODERS,
     Convert,
@@ -422,6 +422,7 @@ def _model(found: Imported, given: Given, family: str, *, second: bool) -> None:
         _levels(found, given)
         if high := given.take("dit_high_noise"):
             put_experts(found, high=True, low=True, path=str(high))
+        put_vision(found, given, family)
         if boundary := given.take("timestep_boundary"):
             put_boundary(found, boundary)
         given.ignore(
