@@ -200,7 +200,8 @@ def step(run: Run, read: ReadConditioning) -> StepNumbers:
         term.forget_gradients()
 
     for micro_batch in micro_batches_of(run):  # of this process; of pairs both ends
-        batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # clean latents, masks, weights
+        # Clean latents, masks, weights.
+        batch = read_batch(run.encoded, micro_batch, run.plan, run.config, objective.terms)
         draws = objective.draw(batch, run.device)  # levels, noise, noised latents, target
         network.set_times(draws.levels / len(objective.path), base.parts[0].prefix)
         share = micro_batch.step_samples

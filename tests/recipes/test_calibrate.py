@@ -49,7 +49,9 @@ def set_up(config, folder, **lora):
 def first_losses(made):
     """Compute the losses of the first batches without the network, as the run's own step would."""
     for micro in islice((each for step in range(made.plan.steps) for each in made.plan.step(step)), BATCHES):
-        draws = made.objective.draw(read_batch(made.encoded, micro, made.plan, made.config), made.device)
+        draws = made.objective.draw(
+            read_batch(made.encoded, micro, made.plan, made.config, made.objective.terms), made.device
+        )
         seen = made.passing(micro.samples, draws, made.reader(training=True), micro.index)
         yield made.objective.loss(seen.predict(), seen).sum()
 

@@ -28,6 +28,7 @@ from lora_atelier.trainer_core.config import (
     TrainConfig,
 )
 from lora_atelier.trainer_core.objective.path import Mix
+from lora_atelier.trainer_core.objective.terms.prior import MaskedPrior
 from lora_atelier.trainer_core.runs import open_run
 from lora_atelier.trainer_core.runs.catalogue import describe_in_detail
 from lora_atelier.trainer_core.training import state, validate
@@ -356,8 +357,8 @@ def test_accumulated_gradients_are_those_of_the_large_batch(config, tmp_path, mo
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
     (micro,) = run.plan.step(0)
     objective = run.objective
-    whole = objective.draw(read_batch(run.encoded, micro, run.plan, run.config), run.device)
-    assert whole.prior_weight is not None and len(set(whole.weights.tolist())) > 2
+    whole = objective.draw(read_batch(run.encoded, micro, run.plan, run.config, run.objective.terms), run.device)
+    assert whole.shares[MaskedPrior].any() and len(set(whole.weights.tolist())) > 2
     gradients, losses = {}, {}
     with run.network.attached():
         for sizes in ((5,), (4, 1), (1, 3, 1), (1, 1, 1, 1, 1)):
@@ -396,7 +397,9 @@ def part(draws, cut):
     """Return some of the samples of what was drawn for a batch."""
     values = {field.name: getattr(draws, field.name) for field in fields(draws)}
     mix = Mix(*(value[cut] if isinstance(value, torch.Tensor) else value for value in values.pop("mix")))
-    return type(draws)(mix=mix, **{name: None if value is None else value[cut] for name, value in values.items()})
+    shares = {kind: share[cut] for kind, share in values.pop("shares").items()}
+    rest = {name: None if value is None else value[cut] for name, value in values.items()}
+    return type(draws)(mix=mix, shares=shares, **rest)
 
 
 def test_the_last_window_of_a_run_weighs_the_samples_it_has(config, tmp_path, cache):

@@ -28,7 +28,8 @@ from lora_atelier.trainer_core.data.scan import scan
 from lora_atelier.trainer_core.models.sd import load_base_model
 from lora_atelier.trainer_core.models.sd.autoencoder import encode_pixels
 from lora_atelier.trainer_core.models.sd.text import encode_caption
-from lora_atelier.trainer_core.objective import Objective
+from lora_atelier.trainer_core.objective import Objective, terms_of
+from lora_atelier.trainer_core.objective.terms.prior import MaskedPrior
 from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.encode import encode_plan
 from lora_atelier.trainer_core.training.pixels import pixels
@@ -64,7 +65,7 @@ def make(pictures, concept=None, **train) -> tuple[Plan, RunConfig]:
 def test_a_batch_from_the_store_is_the_batch_without_one(base, pictures, tmp_path):
     """The same loss, to the last bit, whether pictures, masks and captions come from the cache or are made anew."""
     plan, config = make(pictures)
-    objective = Objective(config.objective, base.noise, config.train.seed)
+    objective = Objective(config.objective, base.noise, config.train.seed, terms=terms_of(config))
     with Cache(tmp_path) as cache:
         cold = encode_plan(base, plan, cache, CPU, Callbacks(), prompts=set())
     warm = encode_plan(base, plan, Cache(tmp_path), CPU, Callbacks(phase=pytest.fail), prompts=set())
@@ -72,7 +73,8 @@ def test_a_batch_from_the_store_is_the_batch_without_one(base, pictures, tmp_pat
     dataset, drawn = config.dataset, set()
     for step in range(plan.steps):
         for micro_batch in plan.step(step):
-            first, second = (read_batch(e, micro_batch, plan, config) for e in (cold, warm))
+            first, second = (read_batch(e, micro_batch, plan, config, objective.terms) for e in (cold, warm))
+            shares = first.shares.get(MaskedPrior, torch.zeros(len(micro_batch.samples)))
             for i, sample in enumerate(micro_batch.samples):
                 picture = plan.manifest.pictures[sample.picture]
                 mean, std = encode_pixels(base.vae, pixels(cut(load_picture(picture.path), sample.crop))[None], 1.0)
@@ -86,7 +88,7 @@ def test_a_batch_from_the_store_is_the_batch_without_one(base, pictures, tmp_pat
                 context = encode_caption(texts, base.tokenizer, sample.caption, CPU).context
                 assert torch.equal(warm.conditioning(sample.caption)["context"], context)
                 drawn.add((sample.use_mask, picture.mask is None))
-                assert first.prior_weight is None or float(first.prior_weight[i]) == (0.5 if sample.use_mask else 0)
+                assert float(shares[i]) == (0.5 if sample.use_mask else 0)
             drawn_for = [objective.draw(batch, CPU) for batch in (first, second)]
             assert torch.equal(*(loss_of(objective, draws.noised, draws, -draws.noised) for draws in drawn_for))
     assert drawn == {(True, False), (False, False), (False, True)}

@@ -120,7 +120,7 @@ def test_every_setting_changes_the_loss(config, tmp_path):
     losses = []
     for changed in ({}, *CHANGES):
         objective = Objective(ObjectiveConfig(**changed), run.base.noise, run.config.train.seed)
-        batch = read_batch(run.encoded, run.plan.step(0)[0], run.plan, run.config)
+        batch = read_batch(run.encoded, run.plan.step(0)[0], run.plan, run.config, run.objective.terms)
         draws = objective.draw(batch, run.device)
         losses.append(float(loss_of(objective, draws.noised.sin(), draws).sum()))
     assert apart(*losses) and all(map(math.isfinite, losses))
@@ -156,7 +156,9 @@ def test_guidance_is_of_the_prediction_without_a_caption(config, tmp_path):
     losses = []
     with torch.no_grad(), run.network.attached():
         for micro in run.plan.step(0):
-            draws = run.objective.draw(read_batch(run.encoded, micro, run.plan, run.config), run.device)
+            draws = run.objective.draw(
+                read_batch(run.encoded, micro, run.plan, run.config, run.objective.terms), run.device
+            )
             read = run.reader(training=True)
             told, blank = (
                 run.base.denoiser.predict(draws.noised, draws.levels, run.conditions(samples, read))
@@ -192,7 +194,9 @@ def test_a_step_of_a_slider_is_that_of_the_paper_in_both_directions(config, tmp_
     losses = []
     with run.network.attached():
         for micro, kept, sign in zip(run.plan.step(0), ("flat", "flat"), (1, -1), strict=True):
-            draws = run.objective.draw(read_batch(run.encoded, micro, run.plan, run.config), run.device)
+            draws = run.objective.draw(
+                read_batch(run.encoded, micro, run.plan, run.config, run.objective.terms), run.device
+            )
             own, moved = direction(run, micro, draws, f"red, {kept}", f"blue, {kept}")
             told = run.base.denoiser.predict(
                 draws.noised, draws.levels, run.conditions(micro.samples, run.reader(training=True))
@@ -215,7 +219,9 @@ def test_a_slider_moves_predictions_one_way_at_strength_1_and_the_other_at_minus
             run.optimizer.step()
             run.optimizer.zero_grad()
         micro = run.plan.step(0)[0]
-        draws = run.objective.draw(read_batch(run.encoded, micro, run.plan, run.config), run.device)
+        draws = run.objective.draw(
+            read_batch(run.encoded, micro, run.plan, run.config, run.objective.terms), run.device
+        )
         own, moved = direction(run, micro, draws, "red", "blue")
         shares = []
         for reverse in (False, True):
@@ -250,7 +256,9 @@ def test_a_trigger_word_that_no_caption_has_is_refused_before_a_model_is_loaded(
 def test_the_samples_of_a_step_share_the_noise_levels_out(config, tmp_path):
     run = prepared(config.replace(objective=ObjectiveConfig(stratified_timesteps=True)), tmp_path)
     for step in range(3):
-        batches = [read_batch(run.encoded, micro, run.plan, run.config) for micro in run.plan.step(step)]
+        batches = [
+            read_batch(run.encoded, micro, run.plan, run.config, run.objective.terms) for micro in run.plan.step(step)
+        ]
         drawn = torch.cat([run.objective.draw(batch, run.device).levels for batch in batches]).sort().values
         assert (drawn * len(drawn) // 1000).tolist() == list(range(len(drawn))) and len(batches) == 2
 

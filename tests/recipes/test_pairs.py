@@ -71,7 +71,10 @@ def test_both_ends_are_alike_but_for_the_picture(config, pictures, tmp_path):
     flips, kept = set(), 0
     for step in range(run.plan.steps):
         for micro in run.plan.step(step):
-            more, other = (read_batch(run.encoded, each, run.plan, run.config) for each in (micro, micro.other_end()))
+            more, other = (
+                read_batch(run.encoded, each, run.plan, run.config, run.objective.terms)
+                for each in (micro, micro.other_end())
+            )
             one, two = (run.objective.draw(batch, run.device) for batch in (more, other))
             assert torch.equal(one.levels, two.levels) and torch.equal(one.weights, two.weights)
             assert other.mask is None if more.mask is None else torch.equal(more.mask, other.mask)
@@ -110,7 +113,9 @@ def test_the_gradient_of_a_pair_is_the_sum_of_both_halves(config, tmp_path):
         with run.network.attached():
             for micro in run.plan.step(0):
                 half = micro if sign > 0 else micro.other_end()
-                draws = run.objective.draw(read_batch(run.encoded, half, run.plan, run.config), run.device)
+                draws = run.objective.draw(
+                    read_batch(run.encoded, half, run.plan, run.config, run.objective.terms), run.device
+                )
                 conditions = run.conditions(half.samples, run.reader(training=True))
                 errors = (run.base.denoiser.predict(draws.noised, draws.levels, conditions) - draws.target).square()
                 weighed = errors if draws.mask is None else errors * draws.mask

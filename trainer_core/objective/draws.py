@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ..common.axes import mean_of_samples
 from .path import Mix
+
+Shares = Mapping[type, Tensor]  # by kind of term: how much it acts on each sample, (B,); none where it acts on no one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +32,7 @@ class Batch:
     weights: Tensor  # (B,) of the samples' concepts
     mask: Tensor | None = None  # (B, 1, *axes); None when no sample has one
     normalize: Tensor | None = None  # (B,) bool, divide the loss by the mask's mean
-    prior_weight: Tensor | None = None  # (B,); None without masked prior preservation
-    held: Tensor | None = None  # (B,) bool, samples whose target is the frozen model's prediction; None without any
+    shares: Shares = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +48,7 @@ class Draws:
     huber_c: Tensor  # (B,) where the Huber losses turn from squared to absolute
     mask: Tensor | None = None
     normalize: Tensor | None = None
-    prior_weight: Tensor | None = None
-    held: Tensor | None = None
+    shares: Shares = field(default_factory=dict)
 
     def plain(self, losses: Tensor) -> Tensor:
         """Divide losses of samples, (B,), by their weights and trained areas; not finite where these are 0."""

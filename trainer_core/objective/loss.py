@@ -1,4 +1,4 @@
-"""The loss of a batch: element errors, masks and prior preservation; every reduction is in float32."""
+"""The loss of a batch: element errors and masks; every reduction is in float32."""
 
 from __future__ import annotations
 

@@ -64,8 +64,7 @@ class Objective:
             huber_c=self._huber_c(levels).to(device),
             mask=move(batch.mask),
             normalize=move(batch.normalize),
-            prior_weight=move(batch.prior_weight),
-            held=move(batch.held),
+            shares={kind: share.to(device) for kind, share in batch.shares.items()},
         )
 
     def loss(self, prediction: Tensor, seen: Pass) -> Tensor:

@@ -309,8 +309,7 @@ def pass_without_data(
     mix = Mix(objective.path.kind, each, each, each if affine else None, each if affine else None)
     drawn = draws_at(latents, torch.empty_like(latents), levels, mix)
     mask = latents.new_empty(shape.samples, 1, *shape.latents) if shape.masked else None
-    held = torch.empty(shape.samples, dtype=torch.bool, device="meta")
-    drawn = replace(drawn, mask=mask, prior_weight=None if mask is None else each, held=held)
+    drawn = replace(drawn, mask=mask, shares={type(term): each for term in objective.terms})
     conditions = base.conditions.without_data
     assert conditions is not None, "other models are measured"
     return Pass(

@@ -13,7 +13,7 @@ from ..config import RunConfig
 from ..data.masks import loss_mask
 from ..data.plan import MicroBatch, Plan, Sample
 from ..models import BaseModel, Conditioning
-from ..objective import Batch, DrawIndex
+from ..objective import Batch, DrawIndex, Term
 from .encoded import Encoded
 
 ReadConditioning = Callable[
@@ -21,8 +21,13 @@ ReadConditioning = Callable[
 ]  # turns a caption, and what the text encoders see with it, into its conditioning
 
 
-def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig) -> Batch:
-    """Read the latents and masks of a micro-batch; random numbers depend on seed and indices only."""
+def read_batch(
+    encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig, terms: Sequence[Term]
+) -> Batch:
+    """Read the latents and masks of a micro-batch, and the shares of terms in it.
+
+    Random numbers depend on seed and indices only.
+    """
     samples, seed, index = micro_batch.samples, config.train.seed, micro_batch.index
     means, stds = zip(*(encoded.latents(sample) for sample in samples), strict=True)
     latents = torch.stack(means)
@@ -31,8 +36,8 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
         for i, std in enumerate(stds):
             if std is not None:
                 latents[i] += std * torch.randn(std.shape, generator=generator(seed, "latent", index, i))
-    held = torch.tensor([plan.concepts[sample.picture].keeps_prediction for sample in samples])
-    mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, latents.shape[2:])
+    masks = [encoded.mask(sample) for sample in samples]
+    mask, normalize = _weigh(masks, micro_batch, plan, latents.shape[2:])
     return Batch(
         index=DrawIndex(
             micro_batch=index,
@@ -44,38 +49,43 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
         weights=torch.tensor([sample.weight for sample in samples]),
         mask=mask,
         normalize=normalize,
-        prior_weight=prior_weight,
-        # None spares the frozen model's pass.
-        held=held if held.any() else None,
+        shares=_shares(terms, masks, samples, plan),
     )
 
 
-def _masks(
-    encoded: Encoded, micro_batch: MicroBatch, plan: Plan, axes: Sequence[int]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Build loss masks, normalize flags and prior weights of a micro-batch, as in `Batch`; None without masks.
+def _shares(
+    terms: Sequence[Term], masks: Sequence[Tensor | None], samples: Sequence[Sample], plan: Plan
+) -> dict[type, Tensor]:
+    """Ask each term how much it acts on each sample, (B,); those that act on none are left out."""
+    concepts = [plan.concepts[sample.picture] for sample in samples]
+    masked = [sample.use_mask and mask is not None for sample, mask in zip(samples, masks, strict=True)]
+    shares = {type(term): torch.tensor(list(map(term.share, concepts, masked))) for term in terms}
+    return {kind: share for kind, share in shares.items() if share.any()}
 
-    axes: of the latents, behind the channels.
+
+def _weigh(
+    found: Sequence[Tensor | None], micro_batch: MicroBatch, plan: Plan, axes: Sequence[int]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Build loss masks and normalize flags of a micro-batch, as in `Batch`; None without masks.
+
+    found: the mask of each sample, if any. axes: of the latents, behind the channels.
     """
-    found = [encoded.mask(sample) for sample in micro_batch.samples]
     masks = [None if mask is None else spread(mask, axes) for mask in found]
     kept = [plan.keeps(sample) for sample in micro_batch.samples]
     if all(mask is None for mask in masks) and not any(kept):
-        return None, None, None
-    weights, normalize, prior = [], [], []
+        return None, None
+    weights, normalize = [], []
     for sample, mask, keeps in zip(micro_batch.samples, masks, kept, strict=True):
         settings = plan.concepts[sample.picture].masks
         if mask is None or settings is None:
             weights.append(torch.ones(1, *axes))
             normalize.append(keeps)
-            prior.append(0.0)
         else:
             weights.append(loss_mask(mask[None], torch.tensor([sample.use_mask]), settings.unmasked_weight)[0])
             normalize.append(settings.normalize_masked_area)
-            prior.append(settings.prior_weight if sample.use_mask else 0.0)
         if keeps:  # of the frame that it sees without noise, the prediction is not used
             weights[-1] = weights[-1].index_fill(1, torch.tensor([0]), 0.0)
-    return torch.stack(weights), torch.tensor(normalize), torch.tensor(prior) if any(prior) else None
+    return torch.stack(weights), torch.tensor(normalize)
 
 
 def build_conditions(

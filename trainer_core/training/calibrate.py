@@ -72,7 +72,8 @@ def first_passes(run: Run, read: ReadConditioning) -> Generator[Pass, None, None
                 run.callbacks.check()
                 run.encode(micro_batch.samples, prompts(terms, micro_batch.index))
                 run.network.reverse(strength < 0)
-                draws = run.objective.draw(read_batch(run.encoded, micro_batch, run.plan, run.config), run.device)
+                batch = read_batch(run.encoded, micro_batch, run.plan, run.config, terms)
+                draws = run.objective.draw(batch, run.device)
                 with differentiable(run.base, draws.noised.shape):
                     yield run.passing(micro_batch.samples, draws, read, micro_batch.index)
     finally:

@@ -163,7 +163,6 @@ def test_losses_are_compared_without_weights_and_areas_of_masks() -> None:
     mask[0, 0, 0], mask[1], mask[2, 0, 0] = 1, 1, 1
     empty = torch.zeros(())
     rest = {name: empty for name in ("latents", "levels", "noised", "target", "mix", "huber_c")}
-    rest |= {"prior_weight": None, "held": None}
     draws = Draws(
         weights=torch.tensor([0.5, 2.0, 1.0]), mask=mask, normalize=torch.tensor([False, False, True]), **rest
     )  # type: ignore[arg-type]

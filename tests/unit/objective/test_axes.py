@@ -14,6 +14,7 @@ from lora_atelier.trainer_core.objective import AffinePath, Batch, DrawIndex, Ob
 from lora_atelier.trainer_core.objective.loss import element_errors, masked_mean, sample_losses
 from lora_atelier.trainer_core.objective.noise import add_pyramid, sample_noise
 from lora_atelier.trainer_core.objective.path import flow_noise
+from lora_atelier.trainer_core.objective.terms.prior import MaskedPrior, PriorPrediction
 from lora_atelier.trainer_core.objective.timesteps import shift_of
 
 AXES = [(32,), (4, 8), (2, 4, 4)]
@@ -105,8 +106,10 @@ def test_a_whole_objective_gives_the_same_losses_on_all_axes(axes, settings):
             latents=latents.view(shape),
             weights=torch.tensor([1.0, 0.5, 2.0]),
             mask=mask.view(3, 1, *axes),
-            prior_weight=torch.tensor([0.0, 1.0, 0.0]),
-            held=torch.tensor([False, False, True]),
+            shares={
+                MaskedPrior: torch.tensor([0.0, 1.0, 0.0]),
+                PriorPrediction: torch.tensor([0.0, 0.0, 1.0]),
+            },
         )
         draws = objective.draw(batch, torch.device("cpu"))
         assert torch.allclose(draws.plain(torch.ones(3)), 1 / draws.weights / mask.mean(dim=(1, 2)))

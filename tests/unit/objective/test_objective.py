@@ -21,6 +21,7 @@ from lora_atelier.trainer_core.objective import AffinePath, Draws, Objective
 from lora_atelier.trainer_core.objective import weighting as weightings
 from lora_atelier.trainer_core.objective.loss import element_errors, huber_thresholds, masked_mean, sample_losses
 from lora_atelier.trainer_core.objective.path import flow_noise
+from lora_atelier.trainer_core.objective.terms.prior import MaskedPrior, PriorPrediction
 
 KINDS = ("epsilon", "v_prediction")
 REFERENCE = {kind: DDPMScheduler(1000, 0.00085, 0.012, "scaled_linear", prediction_type=kind) for kind in KINDS}
@@ -300,9 +301,8 @@ def draws_of(kind, latents, noise, **values):
     levels = torch.tensor([20, 700])
     mix = path_of(kind).at(levels)
     given = {"weights": torch.ones(2), "huber_c": torch.ones(2)} | values
-    rest = dict.fromkeys(("mask", "normalize", "prior_weight", "held")) | given
     noised, target = mix.noised(latents, noise), mix.target(latents, noise)
-    return Draws(latents=latents, levels=levels, noised=noised, target=target, mix=mix, **rest)
+    return Draws(latents=latents, levels=levels, noised=noised, target=target, mix=mix, **given)
 
 
 def implied(kind, predicted, noised):
@@ -346,8 +346,8 @@ def test_every_combination_of_loss_weighting_prediction_and_mask(loss, kind):
         objective = Objective(settings, noise_levels, 0)
         sigmas, shares = noise_levels.ratio[[20, 700]], torch.tensor([0.02, 0.7])
         thresholds = huber_thresholds(settings.huber_c, settings.huber_schedule, settings.huber_scale, shares, sigmas)
-        weighs = None if prior is None else torch.tensor([0.5, 2.0])
-        given = draws_of(kind, latents, noise, mask=mask, prior_weight=weighs, huber_c=thresholds)
+        weighs = {} if prior is None else {MaskedPrior: torch.tensor([0.5, 2.0])}
+        given = draws_of(kind, latents, noise, mask=mask, shares=weighs, huber_c=thresholds)
         leaf = predicted.clone().requires_grad_()
         each = loss_of(objective, leaf, given, prior)
         assert each.shape == (2,) and each.dtype == torch.float32
@@ -356,7 +356,7 @@ def test_every_combination_of_loss_weighting_prediction_and_mask(loss, kind):
             said, wanted = implied(kind, said, given.noised), latents
             other = implied(kind, frozen, given.noised) if prior is not None else latents
         for i in range(2):
-            weight = 0.0 if weighs is None else float(weighs[i])
+            weight = float(weighs[MaskedPrior][i]) if weighs else 0.0
             own_mask, c = None if mask is None else mask[i], float(thresholds[i])
             expected = hand_computed(said[i], wanted[i], own_mask, other[i], weight, loss, c)
             assert each[i].item() == pytest.approx(expected, rel=2e-4)
@@ -374,7 +374,7 @@ def test_every_combination_of_loss_weighting_prediction_and_mask(loss, kind):
 
 def test_a_held_sample_learns_what_the_frozen_model_predicts_and_its_neighbour_the_target():
     latents, noise, predicted, frozen = torch.randn(4, 2, 3, 4, 4, generator=torch.Generator().manual_seed(6))
-    given = draws_of("epsilon", latents, noise, held=torch.tensor([True, False]))
+    given = draws_of("epsilon", latents, noise, shares={PriorPrediction: torch.tensor([1.0, 0.0])})
     for loss_on in ("prediction", "x0"):
         objective, plain = (
             Objective(ObjectiveConfig(loss_on=loss_on), noise_model("epsilon", False), 0),

@@ -26,6 +26,7 @@ from lora_atelier.trainer_core.models.sd.noise import noise_model
 from lora_atelier.trainer_core.networks.choose import TrainedLayer
 from lora_atelier.trainer_core.networks.network import Network
 from lora_atelier.trainer_core.objective import Batch, DrawIndex, Objective, prompts, strengths, terms_of
+from lora_atelier.trainer_core.objective.terms.prior import MaskedPrior, PriorPrediction
 from lora_atelier.trainer_core.objective.terms.slider import (
     PromptSlider,
     check_slider,
@@ -81,9 +82,8 @@ def test_captions_of_prior_prediction_stay_where_they_are():
         index=DrawIndex(micro_batch=1, step=0),
         latents=latents,
         weights=torch.ones(2),
-        held=torch.tensor([True, False]),
         mask=mask,
-        prior_weight=torch.tensor([1.0, 1.0]),
+        shares={PriorPrediction: torch.tensor([1.0, 0.0]), MaskedPrior: torch.tensor([1.0, 1.0])},
     )
     objective = Objective(AGE, noise_model("epsilon", False), 3)
     drawn = objective.draw(batch, torch.device("cpu"))

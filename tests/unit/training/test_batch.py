@@ -16,6 +16,7 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.data.cache import Cache
 from lora_atelier.trainer_core.data.crops import fit
 from lora_atelier.trainer_core.data.plan import MicroBatch, Sample
+from lora_atelier.trainer_core.objective import terms_of
 from lora_atelier.trainer_core.objective.loss import sample_losses
 from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.encoded import Encoded
@@ -55,7 +56,7 @@ def batch_of(folder, axes, mask, normalize):
         latent_keys={sample.view: f"latents {i}" for i, sample in enumerate(samples)},
         mask_keys={sample.view: "mask" for sample in samples[:2]},
     )
-    read = read_batch(encoded, MicroBatch(index=0, samples=samples, bucket=(64, 64)), plan, config)
+    read = read_batch(encoded, MicroBatch(index=0, samples=samples, bucket=(64, 64)), plan, config, terms_of(config))
     return torch.stack(latents), read
 
 

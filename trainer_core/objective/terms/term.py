@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...config import ConceptConfig
 from ...data.plan import MicroBatch
 from ..path import AffinePath
 
@@ -32,6 +33,10 @@ class Term:
     def prompts(self, micro_batch: int | None = None) -> set[str]:
         """List what a micro-batch reads whatever its captions; None: what any of the run does."""
         return set()
+
+    def share(self, concept: ConceptConfig, masked: bool) -> float:
+        """Tell how much it acts on a sample of a concept, for terms that act on some; masked: trained by a mask."""
+        return 0.0
 
     def strengths(self, micro_batch: MicroBatch) -> Strengths | None:
         """List the strengths of the network that a micro-batch is trained at, with its samples at each; None: 1."""
