@@ -365,7 +365,7 @@ def test_accumulated_gradients_are_those_of_the_large_batch(config, tmp_path, mo
             ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
             cuts = [slice(*pair) for pair in itertools.pairwise(ends)]
             run.objective = Drawn(objective, [part(whole, c) for c in cuts])
-            window = tuple(replace(micro, samples=micro.samples[c]) for c in cuts)
+            window = tuple(replace(micro, index=i, samples=micro.samples[c]) for i, c in enumerate(cuts))
             with monkeypatch.context() as patch:
                 patch.setattr(type(run.plan), "step", lambda *_, window=window: window)
                 passes = passes_of(run)

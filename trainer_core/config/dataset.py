@@ -136,6 +136,11 @@ class ControlConfig(Config):
         """Tell whether each is the other end of a slider."""
         return self.use == "slider"
 
+    @property
+    def summary(self) -> str:
+        """Say what the folders are, in few words: the other end of pairs, or how many a model sees."""
+        return "other end" if self.paired else str(len(self.folders))
+
     def check(self) -> None:
         """Refuse a slider of several folders or of other cuts, and folders that are none."""
         if self.paired and len(self.folders) > 1:
@@ -440,8 +445,13 @@ class ConceptConfig(Config):
 
     @property
     def keeps_prediction(self) -> bool:
-        """Tell whether these captions keep the base model's prediction, so that the pictures teach nothing."""
+        """Tell whether these captions keep the base model's prediction."""
         return self.role == "prior_prediction"
+
+    @property
+    def may_repeat(self) -> bool:
+        """Tell whether its pictures may be those of another concept: they teach nothing, only their captions count."""
+        return self.keeps_prediction
 
     @property
     def takes_clips(self) -> bool:
@@ -452,6 +462,16 @@ class ConceptConfig(Config):
     def paired(self) -> bool:
         """Tell whether its pictures have others at the other end of a slider."""
         return self.controls is not None and self.controls.paired
+
+    @property
+    def shown(self) -> ControlConfig | None:
+        """The control pictures that an edit model sees; None: it has none, or they are the other end of a slider."""
+        return None if self.paired else self.controls
+
+    def with_controls(self, controls: ControlConfig) -> ConceptConfig:
+        """Give it control pictures, unless it has some, or its pictures are the same at both ends of a slider."""
+        stays = controls.paired and self.role in STAYING
+        return self if self.controls or stays else self.replace(controls=controls)
 
     def check(self) -> None:
         """Refuse what no folder, resolution or colour is."""
@@ -478,6 +498,11 @@ class DatasetConfig(Config):
     def paired(self) -> bool:
         """Tell whether a slider is trained from pairs of pictures."""
         return any(concept.paired for concept in self.concepts)
+
+    def check_own_roles(self, found: str) -> None:
+        """Raise ValueError for single pictures with a role of their own if these are pairs; found: a sentence on it."""
+        if self.paired:
+            raise ValueError(f"{found[:-1]}; both ends of a pair need the role of their concept, so remove it there.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

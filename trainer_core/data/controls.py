@@ -1,4 +1,4 @@
-"""Control pictures, of edit models or at the other end of a pair: which part of each, at which size. No pixels."""
+"""Control pictures: which part of each, at which size. No pixels."""
 
 from __future__ import annotations
 

@@ -37,6 +37,11 @@ class View(NamedTuple):
     crop: Crop
     other_end: bool = False
 
+    @property
+    def order(self) -> tuple[bool, int, str]:
+        """Sort views by it to decode each file once."""
+        return self.other_end, self.picture, repr(self.crop)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:

@@ -23,8 +23,7 @@ def give_roles(manifest: Manifest, dataset: DatasetConfig) -> tuple[Manifest, Da
     notes = [
         f"{OWN_FILE} gives {count(each, 'picture')} the role {role}: {names(each)}." for role, each in of_role.items()
     ]
-    if dataset.paired:
-        raise ValueError(f"{notes[0][:-1]}; both ends of a pair need the role of their concept, so remove it there.")
+    dataset.check_own_roles(notes[0])
     return with_roles(replace(manifest, notes=(*manifest.notes, *notes)), dataset, roles)
 
 

@@ -69,7 +69,7 @@ def describe_likeness(plan: Plan, alike: Mapping[int, float], most: int) -> list
 def _near_duplicates(plan: Plan) -> Iterator[Finding]:
     """Find pictures that look like an earlier one; exact copies have a note of the scan."""
     pictures = plan.manifest.pictures
-    taught = [i for i, concept in enumerate(plan.concepts) if not concept.keeps_prediction]  # others repeat
+    taught = [i for i, concept in enumerate(plan.concepts) if not concept.may_repeat]
     found = near_duplicates([pictures[i].look.hash for i in taught])
     pairs = [(taught[i], taught[first]) for i, first in found]
     pairs = [(i, first) for i, first in pairs if pictures[i].digest != pictures[first].digest]

@@ -29,7 +29,7 @@ from ..memory import (
 )
 from ..models import BaseModel, word_ids
 from ..networks.rounded import rounding_layers
-from ..objective import Objective, other_captions, terms_of, texts_beside
+from ..objective import Objective, other_captions, strengths, terms_of, texts_beside
 from .estimate import Encoding, Estimate, LargestBatch, estimate_encoding, estimate_step
 from .outline import Outline, outline_run, trains_text
 
@@ -116,7 +116,8 @@ def largest_micro_batch(config: RunConfig, plan: Plan, base: BaseModel) -> Large
         tokens=base.text.longest_batch(captions | other_captions(terms, plan), count, words),
         caption=max(sorted(captions), key=lambda caption: len(texts_beside(terms, caption))),
         masked=any(plan.has_mask(picture) for picture in plan.trained),
-        accumulates=config.train.accumulate > 1 or config.dataset.paired,  # a pair has two backward passes
+        # Several strengths have a backward pass each.
+        accumulates=config.train.accumulate > 1 or len(strengths(terms, plan.step(0)[0])) > 1,
     )
 
 

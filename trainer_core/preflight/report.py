@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..common.axes import size_text
 from ..common.wording import short, table_cell
-from ..config import ConceptConfig, node, setting
+from ..config import node, setting
 from ..data.buckets import buckets_of, parse_resolution
 from ..data.plan import Plan, Sample
 from ..data.scan import count, names, printable
@@ -115,7 +115,7 @@ def _describe_length(plan: Plan) -> Iterator[str]:
 def _concept_table(plan: Plan) -> str:
     """Describe each concept."""
     rows: list[Sequence[object]] = []
-    paired = any(concept.controls for concept in plan.dataset.concepts)
+    controls = any(concept.controls for concept in plan.dataset.concepts)
     for number, concept in enumerate(plan.dataset.concepts):
         members = [i for i, p in enumerate(plan.manifest.pictures) if p.concept == number]
         pictures = [plan.manifest.pictures[i] for i in members]
@@ -137,18 +137,11 @@ def _concept_table(plan: Plan) -> str:
                 f"{concept.loss_weight:g}",
                 captions,
                 masked,
-                *([_controls(concept)] if paired else []),
+                *([concept.controls.summary if concept.controls else "none"] if controls else []),
             )
         )
     head = ("concept", "role", "pictures", "repeats", "visits/epoch", "weight", "captions", "masks")
-    return table((*head, *(["controls"] if paired else [])), rows)
-
-
-def _controls(concept: ConceptConfig) -> object:
-    """Describe a concept's control pictures: how many an edit model sees, or the other end of a pair."""
-    if concept.controls is None:
-        return "none"
-    return "other end" if concept.paired else len(concept.controls.folders)
+    return table((*head, *(["controls"] if controls else [])), rows)
 
 
 def _bucket_table(plan: Plan) -> str:

@@ -95,7 +95,7 @@ def encode(work: EncodingContext, needs: EncodingNeeds) -> Encoded:
     """Encode what the cache lacks; return the keys of all that is needed. Errors are those of `encode_plan`."""
     base, plan, cache, world = work.base, work.plan, work.cache, work.world
     pictures, concepts = plan.manifest.pictures, plan.concepts
-    views = _in_order(needs.views)
+    views = sorted(needs.views, key=lambda view: view.order)
     latent_keys: dict[View, str] = {}
     wanted: dict[str, tuple[Coloured, Crop]] = {}
     for view in views:
@@ -144,11 +144,6 @@ def encode(work: EncodingContext, needs: EncodingNeeds) -> Encoded:
     )
 
 
-def _in_order(views: Collection[View]) -> list[View]:
-    """Sort views by their pictures, so that each picture is decoded once."""
-    return sorted(views, key=lambda view: (view.other_end, view.picture, repr(view.crop)))
-
-
 def _encode_pictures(work: EncodingContext, missing: Mapping[str, tuple[Coloured, Crop]]) -> None:
     """Encode pictures one by one, by their keys; encode again in float32 where vae_dtype overflows, and report it."""
     base, device, dtype = work.base, work.device, work.vae_dtype
@@ -191,7 +186,7 @@ def _encode_painted(work: EncodingContext, inputs: Inpainting, needs: EncodingNe
     """Encode masked pictures for an inpainting model, in float32, and return their keys."""
     base, plan, cache, device = work.base, work.plan, work.cache, work.device
     pictures, concepts = plan.manifest.pictures, plan.concepts
-    views, vae_id = _in_order(needs.masked), base.autoencoder.identity
+    views, vae_id = sorted(needs.masked, key=lambda view: view.order), base.autoencoder.identity
     keys: dict[View | Size, str] = {size: blank_key(size=size, vae_id=vae_id) for size in sorted(needs.blank)}
     for view in views:
         masks = concepts[view.picture].masks

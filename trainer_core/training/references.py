@@ -28,9 +28,7 @@ def check_references(config: RunConfig, base: BaseModel) -> None:
     _check_ends(config, base)
     most = controls.most if controls else 0
     given = [
-        (setting("controls.folders"), len(each.controls.folders), most)
-        for each in config.dataset.concepts
-        if each.controls and not each.paired
+        (setting("controls.folders"), len(each.shown.folders), most) for each in config.dataset.concepts if each.shown
     ]
     for number, line in enumerate(config.sample.lines(), 1):
         of_clip = controls is not None and controls.ends and (line.frames or config.sample.frames) > 1
@@ -63,7 +61,7 @@ def _check_ends(config: RunConfig, base: BaseModel) -> None:
                 f"{base.title} sees no last frame of a clip; set {setting('clips.last_frame')} to 0, or train an "
                 "image-to-video model of Wan."
             )
-        if concept.controls and not concept.paired and keeps:
+        if concept.shown and keeps:
             raise ValueError(
                 f"{base.title} takes no control pictures beside pictures; remove {setting('controls.folders')}, and "
                 f"set {setting('clips.first_frame')}, by which it keeps the first frames of clips."
@@ -80,7 +78,7 @@ def _check_given(config: RunConfig, base: BaseModel) -> None:
             raise ValueError(
                 f"{start}, and {concept.folder} has none; set {setting('controls.folders')} to the folder of them."
             )
-        if concept.paired:
+        if concept.shown is None:
             raise ValueError(
                 f"{start}, and those of {concept.folder} are for a slider; set {setting('controls.use')} to edit."
             )
@@ -138,8 +136,8 @@ def sample_references(
 
 def _folders(dataset: DatasetConfig) -> list[Path]:
     """List the folders of control pictures of the first concept that has some."""
-    concept = next((concept for concept in dataset.concepts if concept.controls and not concept.paired), None)
-    return control_folders(resolve_folder(concept.folder), concept.controls) if concept else []
+    concept = next((concept for concept in dataset.concepts if concept.shown), None)
+    return control_folders(resolve_folder(concept.folder), concept.shown) if concept and concept.shown else []
 
 
 def _switch() -> str:
@@ -178,10 +176,10 @@ def seen_captions(
     """List the captions that the text encoders read with control pictures, for each way in which these are cut."""
     if not base.text.seen_as:
         return set()
-    paired = [i for i, picture in enumerate(plan.manifest.pictures) if picture.controls]
+    with_controls = [i for i, picture in enumerate(plan.manifest.pictures) if picture.controls]
     visits = plan.visits()
-    samples = [plan.sample(i, visit) for i in paired for visit in visits.get(i, ())]
-    samples += [sample for sample in plan.validation if sample.picture in set(paired)]
+    samples = [plan.sample(i, visit) for i in with_controls for visit in visits.get(i, ())]
+    samples += [sample for sample in plan.validation if sample.picture in set(with_controls)]
     found: set[Seen] = set()
     for sample in samples:
         references = plan.shown(sample)

@@ -58,15 +58,17 @@ class Passes:
     pictures: list[int] = field(default_factory=list)  # number of each sample's picture
     plain: list[Tensor] = field(default_factory=list)  # (B,) losses without weights, of each micro-batch
     levels: list[Tensor] = field(default_factory=list)  # (B,) levels of each micro-batch
+    at: int = -1  # number of the last micro-batch
     shared: tuple[Tensor, ...] = ()  # (parameters,) how many processes have a gradient of each; none of one alone
 
     def add(self, micro_batch: MicroBatch, draws: Draws, losses: Tensor, loss: Tensor, run: Run) -> None:
-        """Add the losses of a micro-batch; those of the other end of its pairs to the ones before."""
+        """Add the losses of a micro-batch; those at its second strength to those at its first."""
         self.loss += loss
-        if micro_batch.samples[0].other_end:
+        if micro_batch.index == self.at:
             self.losses[-1] = self.losses[-1] + losses
             self.plain[-1] = self.plain[-1] + draws.plain(losses)
             return
+        self.at = micro_batch.index
         self.losses.append(losses)
         self.areas += [draws.mask.mean()[None]] if draws.mask is not None else []
         self.concepts += concepts_of([micro_batch], run)

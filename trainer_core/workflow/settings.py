@@ -16,7 +16,6 @@ from ..config import (
     MIN_SNR,
     MODEL_FILES,
     OPEN,
-    STAYING,
     AugmentConfig,
     BaseModelConfig,
     BeneathConfig,
@@ -190,22 +189,13 @@ def read_masks(places: Places, dataset: DatasetConfig, folder: str, **values: An
 def read_controls(
     places: Places, dataset: DatasetConfig, folder: str, folder_2: str = "", folder_3: str = "", **values: Any
 ) -> DatasetConfig:
-    """Read Control Pictures: its control pictures on every concept that has none yet.
-
-    Concepts whose pictures are the same at both ends of a pair get no other end.
-    """
+    """Read Control Pictures: its control pictures on every concept that takes them and has none yet."""
     named = [folder, *filter(None, (folder_2, folder_3))]
     found = tuple(
         each.strip() if is_column(each) else str(places.find_folder(each, ControlConfig.NODE)) for each in named
     )
     controls = ControlConfig(folders=found, **values)
-    concepts = [
-        concept
-        if concept.controls or (controls.paired and concept.role in STAYING)
-        else concept.replace(controls=controls)
-        for concept in dataset.concepts
-    ]
-    return DatasetConfig(concepts=tuple(concepts))
+    return DatasetConfig(concepts=tuple(concept.with_controls(controls) for concept in dataset.concepts))
 
 
 def read_augmentation(dataset: DatasetConfig, **values: Any) -> DatasetConfig:

@@ -145,7 +145,7 @@ def scan(
         raise ValueError(printable(" ".join(errors)))
     notes = [note for report in reports for note in report.notes]
     first: dict[str, Picture] = {}
-    taught = [p for p in pictures if not dataset.concepts[p.concept].keeps_prediction]  # others repeat on purpose
+    taught = [p for p in pictures if not dataset.concepts[p.concept].may_repeat]
     copies = [p.name for p in taught if first.setdefault(p.digest, p) is not p]
     notes += _describe_leaks(taught, dataset)
     if copies:

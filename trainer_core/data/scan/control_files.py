@@ -173,5 +173,5 @@ def _report_problems(
     if wrong:
         differ = count(wrong, "control picture has", "control pictures have")
         sentence = f"{differ} another shape than the picture in {place}: {names(wrong.values())}"
-        remedy = "cut them alike" + ("" if report.concept.paired else f", set {setting('controls.fit')} to whole")
+        remedy = "cut them alike" + (f", set {setting('controls.fit')} to whole" if report.concept.shown else "")
         report.problem(wrong, "its control picture has another shape", sentence, remedy)
