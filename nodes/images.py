@@ -34,7 +34,7 @@ MOST_RATE = 240.0  # frames per second, as of Clips
 WEIGHTS = [replace(rows_of(MaskConfig)[name], advanced=True) for name in ("unmasked_weight", "unmasked_probability")]
 
 
-class Shown(NamedTuple):
+class Frames(NamedTuple):
     """A picture, or a clip: (T, H, W, C) in 0..1, and its frames per second, 0 for a picture."""
 
     frames: torch.Tensor
@@ -145,18 +145,18 @@ class AtelierImageConcept(Node):
         return io.NodeOutput(DatasetConfig(concepts=(*(dataset[0].concepts if dataset else ()), concept)))
 
 
-def shown_of(images: Sequence[torch.Tensor], videos: Sequence[Any], rate: float) -> list[Shown]:
+def shown_of(images: Sequence[torch.Tensor], videos: Sequence[Any], rate: float) -> list[Frames]:
     """List the pictures and clips of batches (B, H, W, C) and ComfyUI's videos, in their order.
 
     rate: of batches that are clips, frames per second; 0: each of their images is a picture. Raises ValueError without
     any.
     """
     clips = [(batch, rate) for batch in images] if rate else []
-    found = [Shown(picture[None]) for batch in images for picture in batch] if not rate else []
+    found = [Frames(picture[None]) for batch in images for picture in batch] if not rate else []
     for video in videos:
         parts = video.get_components()
         clips.append((parts.images, float(parts.frame_rate)))
-    found += [Shown(frames, its_rate if len(frames) > 1 else 0.0) for frames, its_rate in clips if len(frames)]
+    found += [Frames(frames, its_rate if len(frames) > 1 else 0.0) for frames, its_rate in clips if len(frames)]
     if not found:
         raise ValueError("Concept from Images has no picture; link images or videos.")
     return found
@@ -180,7 +180,7 @@ def captions_of(captions: list[str], count: int) -> list[str]:
     return texts
 
 
-def masks_of(masks: list[torch.Tensor], pictures: list[Shown]) -> list[torch.Tensor | None]:
+def masks_of(masks: list[torch.Tensor], pictures: list[Frames]) -> list[torch.Tensor | None]:
     """Match masks (1 or T, H, W) to pictures and clips, one for each or one for all; ValueError where sizes differ."""
     if not masks:
         return [None] * len(pictures)
@@ -206,7 +206,7 @@ def masks_of(masks: list[torch.Tensor], pictures: list[Shown]) -> list[torch.Ten
     return list(masks)
 
 
-def save_pictures(pictures: Sequence[Shown], captions: Sequence[str], masks: Sequence[torch.Tensor | None]) -> Path:
+def save_pictures(pictures: Sequence[Frames], captions: Sequence[str], masks: Sequence[torch.Tensor | None]) -> Path:
     """Write pictures and clips, captions and masks (1 or T, H, W) to a folder named by their content; return it.
 
     What the limit of LoRA Atelier leaves no room for is deleted, the least recently used first.
@@ -222,7 +222,7 @@ def save_pictures(pictures: Sequence[Shown], captions: Sequence[str], masks: Seq
             name = str(i + 1).zfill(digits)
             files = {name + ending: data for ending, data in (_file_of(picture), (".txt", caption.encode()))}
             if mask is not None:
-                ending, data = _file_of(Shown(mask[..., None], picture.rate if len(mask) > 1 else 0.0))
+                ending, data = _file_of(Frames(mask[..., None], picture.rate if len(mask) > 1 else 0.0))
                 files[Path(name + MASK_SUFFIX).stem + ending] = data
             for file, data in files.items():
                 (new / file).write_bytes(data)
@@ -235,7 +235,7 @@ def save_pictures(pictures: Sequence[Shown], captions: Sequence[str], masks: Seq
     return folder
 
 
-def _file_of(shown: Shown) -> tuple[str, bytes]:
+def _file_of(shown: Frames) -> tuple[str, bytes]:
     """Encode a picture as PNG, a clip as a film without loss; return the file's ending, and its content."""
     if not shown.rate:
         return ".png", _png(shown.frames[0])

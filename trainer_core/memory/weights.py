@@ -42,7 +42,7 @@ def check_weights(kind: str, name: str, device: torch.device) -> None:
             ) from error
 
 
-class Stored(Protocol):
+class Readable(Protocol):
     """A tensor in a file."""
 
     def read(self) -> Tensor:
@@ -59,7 +59,7 @@ class Kept:
     stored: the weight's tensor in a file, if it stays there; `weight` and its parts are then shapes alone.
     """
 
-    def __init__(self, weight: Tensor, kind: str, stored: Stored | None = None) -> None:
+    def __init__(self, weight: Tensor, kind: str, stored: Readable | None = None) -> None:
         self.kind, self.shape, self.stored = kind, weight.shape, stored
         self.parts = _pack(weight, kind)
         self.memory_format = torch.contiguous_format  # that it takes when it is read from its file
@@ -360,7 +360,7 @@ def weight_bytes(model: nn.Module) -> int:
     return own + sum(kept.size for kept in kept_layers(model) if kept.stream is None)
 
 
-def _keep(module: nn.Module, kind: str, device: torch.device, stored: Stored | None = None) -> Kept:
+def _keep(module: nn.Module, kind: str, device: torch.device, stored: Readable | None = None) -> Kept:
     """Replace a layer's weight by a `Kept` one; quantized formats are packed on `device`, which is faster."""
     weight = module.weight
     assert isinstance(weight, Tensor)

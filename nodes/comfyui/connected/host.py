@@ -26,7 +26,7 @@ from .experts import named_high, named_low
 from .layers import unreachable
 from .predicting import ConnectedConditions
 from .sampling import draw
-from .trial import Reading, comfyui_runs, joint, try_out
+from .trial import TrainedClip, comfyui_runs, joint, try_out
 from .wired import Wired
 
 MEASURED = ("eva", "lora_ga")  # of init: layers that begin by the first batches
@@ -195,7 +195,7 @@ class ComfyUIHost:
         texts = [layer for text in wired.texts for layer in text.layers] if live else []
         modules = {layer.name: layer.module for layer in (*wired.layers, *texts) if layer.name in layers}
         tried = {name: layers[name] for name in modules}
-        text = Reading(wired.clip, lambda: conditions(live())) if live else None
+        text = TrainedClip(wired.clip, lambda: conditions(live())) if live else None
         found = try_out(wired.denoiser, inputs, what, tried, modules, text)
         if wired.denoiser_high is not None:
             # Under the names of its own file, as ComfyUI's loader knows them.

@@ -63,7 +63,7 @@ def joint(one: Found, other: Found) -> Found:
     )
 
 
-class Reading(NamedTuple):
+class TrainedClip(NamedTuple):
     """A CLIP whose text encoders are trained, and the conditions that it makes of a caption anew for each pass."""
 
     clip: Any
@@ -76,7 +76,7 @@ def try_out(
     what: str,
     layers: Mapping[str, nn.Module],
     modules: Mapping[str, nn.Module],
-    text: Reading | None = None,
+    text: TrainedClip | None = None,
 ) -> Found:
     """Try a MODEL in its session, with a network on it; raises ValueError for one that cannot be trained.
 
