@@ -15,6 +15,7 @@ from tiny_runs import change, run, tiny_config
 from lora_atelier.trainer_core.config import ConceptConfig, ControlConfig, DatasetConfig, MaskConfig, ObjectiveConfig
 from lora_atelier.trainer_core.data.images import cut, load_picture
 from lora_atelier.trainer_core.objective import Term
+from lora_atelier.trainer_core.preflight.memory import largest_micro_batch
 from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.pixels import pixels
 from lora_atelier.trainer_core.training.validate import TIMES, validation_loss
@@ -94,6 +95,15 @@ def test_the_other_end_is_encoded_by_the_crop_of_its_picture(config, less, tmp_p
     shown = pixels(cut(load_picture(less / name), sample.crop))[None]
     mean, _ = run.base.autoencoder.encode(run.base.autoencoder.module, shown)
     torch.testing.assert_close(run.encoded.latents(sample)[0], mean[0].float(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_estimate_counts_the_gradients_of_the_first_end(config, tmp_path):
+    """The second end adds to them; without pairs one micro-batch has none beside its own pass."""
+    run = prepared(change(config, train={"accumulate": 1}), tmp_path)
+    assert largest_micro_batch(run.config, run.plan, run.base).accumulates
+    plain = replace(run.config.dataset.concepts[0], controls=None)
+    alone = run.config.replace(dataset=DatasetConfig(concepts=(plain,)))
+    assert not largest_micro_batch(alone, run.plan, run.base).accumulates
 
 
 def test_the_gradient_of_a_pair_is_the_sum_of_both_halves(config, tmp_path):
