@@ -351,7 +351,7 @@ def test_another_clip_vision_is_another_run_and_one_that_is_not_read_is_refused(
         ("wan22_i2v", other, "^The MODEL linked to Use Connected Model sees no first frame by CLIP vision; unlink"),
         ("wan21_t2v", other, "sees no first frame by CLIP vision; unlink clip_vision"),
         ("wan21_i2v", tiny_vision(), "is 32 numbers wide and the MODEL reads 1280; link the CLIP vision that belongs"),
-        ("wan21_i2v", build("wan21_t2v")[1].model.diffusion_model, "is none; link Load CLIP Vision"),
+        ("wan21_i2v", build("wan21_t2v")[1].model.diffusion_model, "is no CLIP vision model; link Load CLIP Vision"),
     ):
         with pytest.raises(ValueError, match=wanted):
             source_of(linked(row, vision=vision)).check()

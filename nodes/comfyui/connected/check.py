@@ -101,7 +101,7 @@ def check_vision(vision: Any, model: Any) -> None:
     if vision is None:
         return
     if not isinstance(getattr(vision, "model", None), torch.nn.Module):
-        raise ValueError(f"The clip_vision linked to {NODE} is none; link Load CLIP Vision.")
+        raise ValueError(f"What is linked to clip_vision of {NODE} is no CLIP vision model; link Load CLIP Vision.")
     reads = reads_of(model.model, beside_of(model.model))
     if reads is None:
         raise ValueError(f"The MODEL linked to {NODE} sees no first frame by CLIP vision; unlink clip_vision.")

@@ -61,8 +61,8 @@ def _connected() -> Iterable[Row]:
     yield linked(
         "clip_vision",
         "CLIP_VISION",
-        "For Wan 2.1 and HunyuanVideo 1.5 of image to video, from Load CLIP Vision: training and samples see the first "
-        "frame of a clip, and the last, by it, too. Unlinked: by the VAE alone.",
+        "For Wan 2.1 and HunyuanVideo 1.5 of image to video, from Load CLIP Vision. Training and samples then see a "
+        "clip's first and last frame through it, too. Unlinked: through the VAE alone.",
         True,
     )
 
