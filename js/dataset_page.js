@@ -86,10 +86,17 @@ export async function planned(node) {
   return { prompt: leadingTo(plan || id, output), node: id, plan };
 }
 
-// What decides which model trains a dataset: how these nodes are linked, and the files of loaders.
+// What decides which model trains a dataset: how these nodes are linked, which are muted, and the files of loaders.
 export const chosenModels = () => [...nodes()].filter(({ node }) => PLANS.includes(String(node.comfyClass)) ||
-  node.outputs?.some(({ type }) => MODELS.includes(String(type)))).map(({ id, node }) => [id,
-  node.inputs?.map(({ link }) => link), PLANS.includes(String(node.comfyClass)) ? [] : node.widgets?.map(({ value }) => value)]);
+  node.outputs?.some(({ type }) => MODELS.includes(String(type)))).map(({ id, node }) => [id, node.mode,
+  node.inputs?.map((_, slot) => fromOf(node, slot)),
+  PLANS.includes(String(node.comfyClass)) ? [] : node.widgets?.map(({ value }) => value)]);
+
+/** @param {GraphNode} node @param {number} slot */
+function fromOf(node, slot) {
+  const link = node.getInputLink(slot);
+  return link && [link.origin_id, link.origin_slot];
+}
 
 // A caption as a field shows it; the line end at its end, and those of Windows, are put back when it is written.
 /** @param {string} text */

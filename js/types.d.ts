@@ -29,6 +29,7 @@ interface GraphNode {
   type: string;
   title: string;
   comfyClass?: string;
+  mode?: number; // whether it is muted or bypassed
   graph: Graph;
   subgraph?: Graph;
   pos: [number, number];
