@@ -48,6 +48,10 @@ CALM = """(() => {
     }`);
     document.adoptedStyleSheets = [sheet];
 })();"""
+CLOSE_PANEL = """() => {
+    const panels = window.app.extensionManager.sidebarTab;
+    if (panels.activeSidebarTabId) panels.toggleSidebarTab(panels.activeSidebarTabId);
+}"""
 # Forgets what the editor has stored in the browser: open workflows, the view, dialogs that were closed.
 FORGET = """async () => {
     localStorage.clear();
@@ -295,8 +299,10 @@ def opened(request: pytest.FixtureRequest, open_editor: Callable[..., Editor]) -
 
 @pytest.fixture
 def editor(request: pytest.FixtureRequest, opened: Editor, server: ComfyServer) -> Iterator[Editor]:
-    """Give the editor, empty; what goes wrong in it fails the test, and what is still at work behind one ends."""
+    """Give the editor, empty, without a side panel; what goes wrong in it fails the test, and what is still at work
+    behind one ends."""
     opened.run("() => window.app.graph.clear()")
+    opened.run(CLOSE_PANEL)
     opened.settle()
     yield opened
     opened.settle()
