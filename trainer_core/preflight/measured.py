@@ -204,7 +204,7 @@ def fit_measured(
 
 
 def _shown(plan: Plan, base: BaseModel, size: Shape) -> Shown:
-    """Find the most control pictures of a sample, and what the model is told of grey ones."""
+    """Find the most control pictures of a sample, and what CLIP vision says of grey ones."""
     every = range(len(plan.manifest.pictures))
     count = max(len(plan.references(i, plan.first_crops(i)[0])) for i in every)
     if not count or base.controls is None:
