@@ -12,11 +12,11 @@ from torch import nn
 from lora_atelier.bench.cases import BASES
 from lora_atelier.bench.checkpoints import ARCHITECTURES, random_values, write_checkpoint
 from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig
-from lora_atelier.trainer_core.models.files.safetensors_file import opened, read_header, read_part
+from lora_atelier.trainer_core.models.files.safetensors_file import opened, read_header, read_part, shapes_under
 from lora_atelier.trainer_core.models.sd import StableDiffusion, outline_base_model
 from lora_atelier.trainer_core.models.sd.family import FAMILIES, UNET, detect_family
 from lora_atelier.trainer_core.models.sd.layers import PREFIX, unet_layers
-from lora_atelier.trainer_core.models.sd.unet import build_unet
+from lora_atelier.trainer_core.models.sd.unet import fill_unet, outline_unet
 from lora_atelier.trainer_core.networks import Network, choose_layers
 
 
@@ -42,7 +42,8 @@ def load_unet(name: str, device: torch.device) -> nn.Module:
     else:
         header = read_header(ready(name))
         with opened(header) as file:
-            unet = build_unet(read_part(file, header.shapes, UNET), detect_family(header), name)
+            outline = outline_unet(shapes_under(header.shapes, UNET), detect_family(header), name)
+            unet = fill_unet(outline, read_part(file, header.shapes, UNET), name)
     return unet.requires_grad_(False).eval()
 
 

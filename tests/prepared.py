@@ -64,7 +64,7 @@ class Mould:
 
 @functools.lru_cache(maxsize=4)
 def _loaded(config: BaseModelConfig, dtype: torch.dtype) -> Mould:
-    return Mould(load_base_model(config, dtype))
+    return Mould(load_base_model(config, dtype, amend=lambda _: None))  # read before it returns
 
 
 @functools.lru_cache(maxsize=8)

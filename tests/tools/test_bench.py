@@ -56,7 +56,7 @@ from lora_atelier.trainer_core.models import sd
 from lora_atelier.trainer_core.models.files.safetensors_file import FileHeader
 from lora_atelier.trainer_core.models.sd import Conditions, load_base_model
 from lora_atelier.trainer_core.models.sd.family import FAMILIES, UNET, declared_prediction, detect_family
-from lora_atelier.trainer_core.models.sd.unet import build_unet, unet_shape
+from lora_atelier.trainer_core.models.sd.unet import fill_unet, outline_unet, unet_shape
 from lora_atelier.trainer_core.networks.layers.lora import LoraLayer
 from lora_atelier.trainer_core.training import sample, saving
 
@@ -79,7 +79,8 @@ def warm_children(monkeypatch):
 
 def xl_unet():
     tensors = {k.removeprefix(UNET): v for k, v in family_tensors("sdxl").items() if k.startswith(UNET)}
-    return build_unet(tensors, FAMILIES["sdxl"], "toy").requires_grad_(False).eval()
+    outline = outline_unet({k: tuple(v.shape) for k, v in tensors.items()}, FAMILIES["sdxl"], "toy")
+    return fill_unet(outline, tensors, "toy").requires_grad_(False).eval()
 
 
 def batch_for(unet, count=1):

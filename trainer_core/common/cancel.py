@@ -18,6 +18,7 @@ class _Scope:
     check: Callable[[], None]  # raises to cancel
     thread: int = field(default_factory=threading.get_ident)  # the one that may be cancelled
     cancelled: bool = False
+    failure: Exception | None = None  # of work in another thread, to be raised in this one
 
 
 _scope: ContextVar[_Scope | None] = ContextVar("scope of a Cancel", default=None)
@@ -47,6 +48,12 @@ def droppable() -> Iterator[None]:
         _scope.reset(token)
 
 
+def fail(error: Exception) -> None:
+    """Let the next `look` of the thread that this one works for raise an error, too."""
+    if (scope := _scope.get()) is not None and not isinstance(error, NoLongerWanted):
+        scope.failure = error
+
+
 def look() -> None:
     """Raise what `check` of the innermost `cancellable` raises; called ten times a second or more.
 
@@ -63,6 +70,8 @@ def _look(scope: _Scope | None) -> None:
             raise NoLongerWanted
         return
     try:
+        if scope.failure is not None:
+            raise scope.failure
         scope.check()
     except BaseException:
         scope.cancelled = True

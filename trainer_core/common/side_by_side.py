@@ -1,4 +1,4 @@
-"""Do work in other threads: for many items at once, or for one that a Cancel is to leave at once."""
+"""Do work in other threads: for many items at once, for one that a Cancel is to leave at once, or meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from .cancel import droppable, look
+from .cancel import droppable, fail, look
 from .in_pieces import InPieces
 
 MOST = 8  # at once, as each holds memory
@@ -49,6 +49,55 @@ def cancelled_at_once(work: Callable[Arguments, Result]) -> Callable[Arguments, 
     return heard
 
 
+def begin(work: Callable[[], Result]) -> Future[Result]:
+    """Begin work in a thread of its own, with one thread of torch; `result_of` waits for it.
+
+    An error there is raised by the caller's next `look`, too. A Cancel, or an error that leaves a block of `droppable`
+    around the call, ends it at its own next `look`.
+    """
+    future: Future[Result] = Future()
+
+    @torch.no_grad()
+    def work_on() -> None:
+        torch.set_num_threads(1)  # of this thread
+        with _Outcome(future):
+            try:
+                future.set_result(work())
+            except Exception as error:
+                fail(error)
+                raise
+
+    threading.Thread(target=copy_context().run, args=(work_on,), daemon=True).start()
+    return future
+
+
+def result_of(future: Future[Result]) -> Result:
+    """Wait for work that was begun, and return its result or raise its error; a Cancel is heard at once."""
+    while not wait([future], timeout=SOON).done:
+        look()
+    return future.result()
+
+
+class Awaited:
+    """A field of a dataclass whose value may be work that was begun: whoever reads it waits for the result."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Remember under which name instances hold the value."""
+        self._name = f"_{name}"
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Return the value, once it is there."""
+        if instance is None:
+            raise AttributeError(self._name)  # no default
+        if isinstance(value := instance.__dict__[self._name], Future):
+            value = instance.__dict__[self._name] = result_of(value)
+        return value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        """Hold a value, or the work that gives it."""
+        instance.__dict__[self._name] = value
+
+
 def _in_threads(work: Callable[[Item], Result], items: list[Item], most: int, threads: int) -> Iterator[Result]:
     """Yield the results of all items in their order, of `most` threads, each with some threads of torch.
 
@@ -76,10 +125,9 @@ def _in_threads(work: Callable[[Item], Result], items: list[Item], most: int, th
                 at_work.append(threading.Thread(target=copy_context().run, args=(work_on,), daemon=True))
                 at_work[-1].start()
             for future in futures:
-                while not wait([future], timeout=SOON).done:
-                    look()
+                result = result_of(future)
                 look()
-                yield future.result()
+                yield result
     finally:
         end = time.monotonic() + GRACE
         for thread in at_work:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import platform
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +14,7 @@ import torch
 
 from ..common.axes import size_text
 from ..common.callbacks import Callbacks
+from ..common.cancel import droppable, look
 from ..common.devices import computes
 from ..common.wording import count, names, say
 from ..common.world import World
@@ -27,7 +30,7 @@ from ..config import (
 from ..data.cache import Cache, MicroBatchCache
 from ..data.plan import Plan, build_plan
 from ..data.scan import PLACE, Index, manifest_digest, manifest_parts, scan
-from ..lora_files.continued import check_lora_files, load_continued
+from ..lora_files.continued import Continued, check_lora_files, load_continued
 from ..lora_files.merge import merge_beneath
 from ..memory import (
     DTYPES,
@@ -249,33 +252,10 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     memory: the settings to start with.
     """
     config, device, note = job.config, job.device, job.callbacks.note
-    job.callbacks.phase(say("loading the model"), 0, 1)
-    in_file = memory.offload_weights == IN_FILE
-    base = job.source.load(job.dtype, lambda base: merge_beneath(base, config.lora.beneath), in_file=in_file)
-    if in_file and (sentence := describe_reading(leave_in_file(base.denoiser.module), memory)):
-        note(sentence)
-    start = load_continued(config, base)
-    text = base.text.trainable
-    if text and start and start.changes_text:
-        text.mark(start.digest)
-    rates = learning_rates(config.optimizer, base)
-    train_text = any(rates[part.prefix] > 0 for part in base.parts[1:])
-    if text and not base.host and (kind := config.base_model.text_weights) != "auto":
-        for encoder in base.text.encoders:
-            keep_weights(encoder.model, kind, job.dtype, device)
-            encoder.model.to("cpu")
-        text.mark(kind)
-    network = build_network(base, config, rates, start.layers if start else None)
-    network.to(device, DTYPES[config.lora.dtype])
-    others = other_captions(terms_of(config), planned.plan)
-    prompts = None if train_text else config.sample.texts() | others
-    encoded, live = _encoded(job, planned, base, network, prompts)
-    # A host gets its text encoders back as they were, so that layers which are attached for good stay the network's.
-    lent = live is not None and base.host is not None and start is not None and start.changes_text
-    if base.text.encoders and not lent and not trains_text(config, base):
-        prefixes = [encoder.prefix for encoder in base.text.encoders]
-        network.leave(*prefixes) if live else network.release(*prefixes)
-        base.free("text")
+    with droppable():  # the thread that reads the denoiser
+        base, start = _load(job, memory)
+        rates = learning_rates(config.optimizer, base)
+        network, encoded, live = _encode_and_build(job, planned, base, start, rates)
     for encoder in base.text.encoders:
         encoder.model.to(device)
     if live:
@@ -315,17 +295,68 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     )
 
 
+def _load(job: Job, memory: MemoryConfig) -> tuple[BaseModel, Continued | None]:
+    """Load the base model and the LoRA that a run continues; the denoiser may be on its way from the disk."""
+    config, beneath = job.config, job.config.lora.beneath
+    job.callbacks.phase(say("loading the model"), 0, 1)
+    in_file = memory.offload_weights == IN_FILE
+    base = job.source.load(job.dtype, partial(merge_beneath, beneath=beneath) if beneath else None, in_file=in_file)
+    if in_file and (sentence := describe_reading(leave_in_file(base.denoiser.module), memory)):
+        job.callbacks.note(sentence)
+    start = load_continued(config, base)
+    text = base.text.trainable
+    if text and start and start.changes_text:
+        text.mark(start.digest)
+    if text and not base.host and (kind := config.base_model.text_weights) != "auto":
+        for encoder in base.text.encoders:
+            keep_weights(encoder.model, kind, job.dtype, job.device)
+            encoder.model.to("cpu")
+        text.mark(kind)
+    return base, start
+
+
+def _encode_and_build(
+    job: Job, planned: Planned, base: BaseModel, start: Continued | None, rates: Mapping[str, float]
+) -> tuple[Network, Encoded, LiveEncoder | None]:
+    """Encode all that a run needs, drop text encoders that are not trained, and build the network.
+
+    A network that changes no caption is built last, as nothing else here needs the denoiser, which is still being read.
+    """
+    config, terms = job.config, terms_of(job.config)
+
+    def build() -> Network:
+        network = build_network(base, config, rates, start.layers if start else None)
+        network.to(job.device, DTYPES[config.lora.dtype])
+        return network
+
+    first = base.host or start or config.lora.embeddings or config.memory.encodings == "none"
+    network = build() if first else None
+    train_text = any(rates[part.prefix] > 0 for part in base.parts[1:])
+    prompts = None if train_text else config.sample.texts() | other_captions(terms, planned.plan)
+    encoded, live = _encoded(job, planned, base, network, prompts)
+    # A host gets its text encoders back as they were, so that layers which are attached for good stay the network's.
+    lent = live is not None and base.host is not None and start is not None and start.changes_text
+    if base.text.encoders and not lent and not trains_text(config, base):
+        prefixes = [encoder.prefix for encoder in base.text.encoders]
+        if network:
+            network.leave(*prefixes) if live else network.release(*prefixes)
+        base.free("text")
+    return network or build(), encoded, live
+
+
 def _encoded(
-    job: Job, planned: Planned, base: BaseModel, network: Network, prompts: set[str] | None
+    job: Job, planned: Planned, base: BaseModel, network: Network | None, prompts: set[str] | None
 ) -> tuple[Encoded, LiveEncoder | None]:
     """Encode all that a run needs, or build what encodes it while training, where nothing is kept.
 
-    prompts: texts beside the plan's captions; None: the text encoders are trained.
+    network: one that may change captions. prompts: texts beside the plan's captions; None: the text encoders are
+    trained.
     """
     config, plan, drawn = job.config, planned.plan, planned.drawn
     vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
     if config.memory.encodings == "none":
         cache = MicroBatchCache(job.cache)
+        assert network is not None
         quiet = replace(job.callbacks, phase=Callbacks().phase)
         encoders = copy.copy(base)  # keeps the text encoders that training drops
         work = EncodingContext(
@@ -334,9 +365,10 @@ def _encoded(
         live = LiveEncoder(work=work, network=network, terms=terms_of(config), drawn=drawn, texts=prompts is not None)
         return Encoded(cache=cache), live
     cache = Cache(job.cache, job.cache_limit, in_ram=config.memory.encodings == "RAM")
-    with cache, network.attached():  # a continued LoRA changes captions, too
+    callbacks = replace(job.callbacks, check=look)  # a Cancel, or a denoiser that cannot be read
+    with cache, network.attached() if network else nullcontext():  # a continued LoRA changes captions, too
         texts = {"prompts": prompts, "seen": seen_captions(plan, base, terms_of(config), drawn), "drawn": drawn}
-        encode = partial(encode_plan, base, plan, cache, job.device, job.callbacks, **texts)
+        encode = partial(encode_plan, base, plan, cache, job.device, callbacks, **texts)
         encoded = encode_together(job.world, cache, lambda world: encode(vae_dtype=vae_dtype, world=world))
         if job.world.leads:
             cache.prune()

@@ -67,7 +67,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path):
     tensors["model.diffusion_model.out.2.bias"][1] = float("nan")
     save_file(tensors, tmp_path / "broken.safetensors")
     with pytest.raises(ValueError, match=r"the UNet of broken.safetensors: out.2.bias holds values that are not"):
-        load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(tmp_path / "broken.safetensors")))
+        _ = load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(tmp_path / "broken.safetensors"))).unet
 
 
 def test_a_diffusers_folder_gives_the_same_model(checkpoint, tmp_path):

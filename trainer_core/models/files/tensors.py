@@ -41,6 +41,11 @@ def of_possible_shapes(what: str, *more: type[Exception]) -> Iterator[None]:
         raise ValueError(f"{what} has tensors of impossible sizes; get the file again.") from error
 
 
+def empty_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Build tensors without values, on the meta device."""
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
 def fill(module: nn.Module, names: dict[str, str], tensors: dict[str, Tensor], what: str) -> nn.Module:
     """Load tensors by mapped names into a meta-device module.
 

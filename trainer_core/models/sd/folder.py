@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...common.json_files import read_json
 from ..files.safetensors_file import opened, read_header, stored_part
-from ..files.tensors import fill, fill_from, of_possible_shapes
+from ..files.tensors import empty_tensors, fill, fill_from, of_possible_shapes
 from .autoencoder import newer_names
 from .family import (
     FAMILIES,
@@ -137,14 +137,15 @@ def _tensors(paths: list[Path]) -> Iterator[tuple[str, Tensor]]:
 def outline_folder(kind: Any, folder: Path) -> nn.Module:
     """Build a diffusers model from its folder's configuration, on the meta device.
 
-    Raises ValueError for impossible sizes.
+    Raises ValueError for impossible sizes, and if weights and configuration differ.
     """
     config, what = read_config(folder / "config.json"), f"{folder.name}/config.json of {folder.parent.name}"
     blocks = math.prod(_largest(config.get(name)) for name in DEPTHS) * len(_list(config.get("down_block_types")))
     if blocks > MOST_BLOCKS or any(map(_is_too_large, config.values())):
         raise ValueError(f"{what} describes a model of impossible sizes; get the folder again.")
     with torch.device("meta"), of_possible_shapes(what, ValueError):
-        return kind.from_config(config)
+        model = kind.from_config(config)
+    return _filled(model, folder, empty_tensors(folder_shapes(folder)))
 
 
 def folder_autoencoder(path: Path) -> Any:
@@ -161,12 +162,16 @@ def load_folder(kind: Any, folder: Path, *, in_file: bool = False) -> nn.Module:
 
     in_file: the weights of linear layers and convolutions stay in their files.
     """
-    model, what = outline_folder(kind, folder), f"{folder.name}/ of {folder.parent.name}"
-    names = {name: name for name in model.state_dict()}
+    model = outline_folder(kind, folder)
     if in_file:
         stored = {name: each for path in weight_files(folder) for name, each in stored_part(read_header(path)).items()}
-        return fill_from(model, names, newer_names(stored), what)
-    return fill(model, names, newer_names(folder_tensors(folder)), what)
+        return _filled(model, folder, stored, fill_from)
+    return _filled(model, folder, folder_tensors(folder))
+
+
+def _filled(model: nn.Module, folder: Path, tensors: dict[str, Any], load: Callable[..., Any] = fill) -> nn.Module:
+    names = {name: name for name in model.state_dict()}
+    return load(model, names, newer_names(tensors), f"{folder.name}/ of {folder.parent.name}")
 
 
 def _largest(value: Any) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...common.files import short_hash
+from ...common.side_by_side import begin
 from ...config import BaseModelConfig, setting
 from ..base import Prediction
 from ..files.kept import KeptFiles
@@ -30,10 +31,10 @@ from .family import (
     text_widths,
     unet_prefix,
 )
-from .folder import check_folder, folder_autoencoder, folder_tensors, load_folder, read_config
+from .folder import check_folder, folder_autoencoder, folder_tensors, load_folder, outline_folder, read_config
 from .model import StableDiffusion
 from .text import find_tokenizer, load_tokenizer
-from .unet import build_unet, unet_shape
+from .unet import fill_unet, outline_unet, unet_shape
 
 
 def load_base_model(
@@ -46,31 +47,36 @@ def load_base_model(
 ) -> StableDiffusion:
     """Load a base model to the CPU, frozen, offline. Raises ValueError, with file and reason.
 
-    amend: called to change the weights before the cast to dtype. kept: files in memory. in_file: the weights of the
-    UNet's linear layers and convolutions stay in their files.
+    Without `amend` the UNet is read in a thread of its own, beside what the caller does with the other parts: whoever
+    uses it waits. amend: called to change the weights before the cast to dtype. kept: files in memory. in_file: the
+    weights of the UNet's linear layers and convolutions stay in their files.
     """
     path, given = Path(config.path), given_files(config)
     tokenizer = load_tokenizer(find_tokenizer(config.tokenizer, path))
     kept = kept or KeptFiles()
-    base = (_load_folder if path.is_dir() else _load_file)(path, tokenizer, given, kept, in_file)
-    base.dtype = dtype
-    if amend is not None:
+    base, read_unet = (_load_folder if path.is_dir() else _load_file)(path, tokenizer, given, kept, in_file)
+    base.dtype, base.paints = dtype, base.unet.config.in_channels == INPAINTING_CHANNELS
+    if amend is None:
+        base.unet = begin(lambda: _frozen(read_unet(), dtype))
+    else:
+        base.unet = read_unet()
         amend(base)
-    for part, part_dtype in (
-        (base.unet, dtype),
-        *((text.model, dtype) for text in base.texts),
-        (base.vae, torch.float32),  # its latents are cached
-    ):
-        nn.Module.to(part.requires_grad_(False).train(False), part_dtype)
+        base.unet = _frozen(base.unet, dtype)
+    for text in base.texts:
+        _frozen(text.model, dtype)
+    _frozen(base.vae, torch.float32)  # its latents are cached
     layers = min(text.model.config.num_hidden_layers + text.absent for text in base.texts)
     if config.clip_skip > layers:
         raise ValueError(f"clip_skip is {config.clip_skip}, but a text encoder of {path.name} has {layers} layers.")
     for text in base.texts:
         text.layer = max(text.layer, config.clip_skip)
     base.clip_skip, base.prompt_weights = config.clip_skip, config.prompt_weights
-    base.paints = base.unet.config.in_channels == INPAINTING_CHANNELS
     base.prediction, base.zero_terminal_snr = detect_noise(config)
     return base
+
+
+def _frozen(module: Any, dtype: torch.dtype) -> Any:
+    return nn.Module.to(module.requires_grad_(False).train(False), dtype)
 
 
 def given_files(config: BaseModelConfig) -> dict[str, Path]:
@@ -146,12 +152,18 @@ def _check_base_model(config: BaseModelConfig) -> None:
     find_tokenizer(config.tokenizer, path)
 
 
-def _load_file(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles, in_file: bool) -> StableDiffusion:
-    """Load UNet, text encoders and VAE, with their hashes, from a checkpoint; given files replace its parts."""
+def _load_file(
+    path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles, in_file: bool
+) -> tuple[StableDiffusion, Callable[[], Any]]:
+    """Load text encoders and VAE, with their hashes, from a checkpoint; given files replace its parts.
+
+    Return the model with an outline of its UNet, and what reads that UNet.
+    """
     header = read_header(path)
     family, prefix = detect_family(header, given), unet_prefix(header.shapes) or ""
-    with opened(header, kept.take(header)) as file:
-        unet = stored_part(header, prefix) if in_file else read_part(file, header.shapes, prefix)
+    in_memory = kept.take(header)
+    unet = outline_unet(shapes_under(header.shapes, prefix), family, path.name)
+    with opened(header, in_memory) as file:
         vae = {} if VAE_FILE in given else read_part(file, header.shapes, VAE)
         texts = [
             read_text(given[name], kept) if name in given else read_part(file, header.shapes, part.prefix)
@@ -159,10 +171,16 @@ def _load_file(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFil
         ]
     vae = read_vae(given[VAE_FILE], family, kept) if VAE_FILE in given else vae
     names = [given.get(name, path).name for name in TEXT_FILES]
-    return StableDiffusion(
+
+    def read_unet() -> Any:
+        with opened(header, in_memory) as file:
+            tensors = stored_part(header, prefix) if in_file else read_part(file, header.shapes, prefix)
+        return fill_unet(unet, tensors, path.name, in_file=in_file)
+
+    base = StableDiffusion(
         family=family,
         name=path.name,
-        unet=build_unet(unet, family, path.name, in_file=in_file),
+        unet=unet,
         texts=tuple(
             build_text(tensors, part, name) for tensors, part, name in zip(texts, family.texts, names, strict=False)
         ),
@@ -171,14 +189,16 @@ def _load_file(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFil
         identity={"text_encoder": "/".join(map(hash_tensors, texts)), "vae": hash_tensors(vae)},
         short_hash=short_hash(path),
     )
+    return base, read_unet
 
 
-def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles, in_file: bool) -> StableDiffusion:
-    """Load a diffusers folder, safetensors only, never from a hub; given files replace its parts."""
+def _load_folder(
+    path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles, in_file: bool
+) -> tuple[StableDiffusion, Callable[[], Any]]:
+    """Do as `_load_file` with a diffusers folder, safetensors only, never from a hub."""
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
     family = check_folder(path, given)
-    unet = load_folder(UNet2DConditionModel, path / "unet", in_file=in_file)
     texts, hashes = [], []
     for name, part in zip(TEXT_FILES, family.texts, strict=False):
         tensors = read_text(given[name], kept) if name in given else folder_tensors(path / name)
@@ -190,12 +210,13 @@ def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptF
     else:
         vae = load_folder(folder_autoencoder(path), path / "vae")
         vae_hash = hash_folder(path / "vae")
-    return StableDiffusion(
+    base = StableDiffusion(
         family=family,
         name=path.name,
-        unet=unet,
+        unet=outline_folder(UNet2DConditionModel, path / "unet"),
         texts=tuple(texts),
         vae=vae,
         tokenizer=tokenizer,
         identity={"text_encoder": "/".join(hashes), "vae": vae_hash},
     )
+    return base, lambda: load_folder(UNet2DConditionModel, path / "unet", in_file=in_file)

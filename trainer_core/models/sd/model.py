@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...common.side_by_side import Awaited
 from ...config import Defaults, SamplingDefaults
 from ..base import LatentFormat, LevelDefaults, NoiseModel, Part, Prediction
 from .autoencoder import PaintedInputs, ScaledAutoencoder
@@ -19,6 +20,7 @@ from .layers import StableDiffusionLayers
 from .noise import noise_model
 from .text import ClipEncoder
 
+READ_MEANWHILE = Awaited()  # makes a field that may be set to the work that reads it
 PIXELS = 8  # of a picture per latent pixel, along each side
 
 
@@ -28,7 +30,7 @@ class StableDiffusion:
 
     family: Family
     name: str  # file or folder name, for messages and metadata
-    unet: Any
+    unet: Any = READ_MEANWHILE
     texts: tuple[ClipEncoder, ...]
     vae: Any
     tokenizer: Any

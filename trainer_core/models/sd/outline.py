@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...config import BaseModelConfig
-from ..files.safetensors_file import Shapes, read_header, shapes_under
-from ..files.tensors import of_possible_shapes
+from ..files.safetensors_file import read_header, shapes_under
+from ..files.tensors import empty_tensors, of_possible_shapes
 from .autoencoder import build_vae, original_names, vae_prefix
 from .encoder import build_text
 from .family import INPAINTING_CHANNELS, TEXT_FILES, VAE, VAE_FILE, detect_family, unet_prefix
@@ -18,7 +18,7 @@ from .folder import check_folder, folder_autoencoder, folder_shapes, outline_fol
 from .load import detect_noise, given_files
 from .model import StableDiffusion
 from .text import find_tokenizer, load_tokenizer
-from .unet import build_unet
+from .unet import outline_unet
 
 
 def outline_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float32) -> StableDiffusion:
@@ -39,11 +39,11 @@ def _outline(config: BaseModelConfig, dtype: torch.dtype) -> StableDiffusion:
             shapes = read_header(given[name]).shapes
         else:
             shapes = folder_shapes(path / name) if header is None else shapes_under(header.shapes, part.prefix)
-        texts.append(build_text(_empty(shapes), part, given.get(name, path).name))
+        texts.append(build_text(empty_tensors(shapes), part, given.get(name, path).name))
     if header is None:
         unet: Any = outline_folder(UNet2DConditionModel, path / "unet")
     else:
-        unet = build_unet(_empty(shapes_under(header.shapes, unet_prefix(header.shapes) or "")), family, path.name)
+        unet = outline_unet(shapes_under(header.shapes, unet_prefix(header.shapes) or ""), family, path.name)
     for model in (unet, *(text.model for text in texts)):
         nn.Module.to(model.requires_grad_(False).train(False), "meta", dtype)
     named = config.tokenizer or path.is_dir()  # otherwise only shapes are needed
@@ -64,8 +64,4 @@ def outline_autoencoder(config: BaseModelConfig) -> nn.Module:
     header = read_header(given.get(VAE_FILE, path))
     shapes = shapes_under(header.shapes, vae_prefix(header.shapes) if VAE_FILE in given else VAE)
     with of_possible_shapes(header.path.name):
-        return nn.Module.to(build_vae(original_names(_empty(shapes)), header.path.name), "meta", torch.float32)
-
-
-def _empty(shapes: Shapes) -> dict[str, Tensor]:
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        return nn.Module.to(build_vae(original_names(empty_tensors(shapes)), header.path.name), "meta", torch.float32)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..files.safetensors_file import Shapes, highest_number
-from ..files.tensors import Complete, fill, fill_from, of_possible_shapes
+from ..files.tensors import Complete, empty_tensors, fill, fill_from, of_possible_shapes
 from .family import SIZE_CHANNELS, Family
 from .names import unet_ldm_names
 
@@ -17,16 +17,20 @@ MOST_DEPTH = 30  # transformer blocks of an attention layer; Stable Diffusion XL
 HEAD = 64  # channels of an attention head in the UNets of most families
 
 
-def build_unet(tensors: dict[str, Any], family: Family, source: str, *, in_file: bool = False) -> nn.Module:
-    """Build a diffusers UNet from LDM tensors. in_file: these are `Stored`, and matrices stay so."""
+def outline_unet(shapes: Shapes, family: Family, source: str) -> nn.Module:
+    """Build a diffusers UNet on the meta device; raises ValueError unless LDM tensors of these shapes fill it."""
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
-    shape = unet_shape({k: tuple(v.shape) for k, v in tensors.items()}, family, source)
-    what = f"the UNet of {source}"
-    with torch.device("meta"), of_possible_shapes(what, ValueError):
+    shape = unet_shape(shapes, family, source)
+    with torch.device("meta"), of_possible_shapes(f"the UNet of {source}", ValueError):
         unet = UNet2DConditionModel(**shape)
-    names = unet_ldm_names(unet.state_dict(), shape["layers_per_block"])
-    return (fill_from if in_file else fill)(unet, names, tensors, what)
+    return fill_unet(unet, empty_tensors(shapes), source)
+
+
+def fill_unet(unet: Any, tensors: dict[str, Any], source: str, *, in_file: bool = False) -> nn.Module:
+    """Load LDM tensors into an outline. in_file: these are `Stored`, and matrices stay so."""
+    names = unet_ldm_names(unet.state_dict(), unet.config.layers_per_block)
+    return (fill_from if in_file else fill)(unet, names, tensors, f"the UNet of {source}")
 
 
 def unet_shape(shapes: Shapes, family: Family, source: str = "the file") -> dict[str, Any]:
