@@ -1,6 +1,8 @@
 """The nodes: each is a schema, an unpacking, one core call and a return.
 
-The inputs of a node that sets a run are rows of `trainer_core/config/`, in the order of `config/forms/`.
+The inputs of a node that sets a run are rows of `trainer_core/config/`, in the order of `config/forms/`. A new one has
+its rows in `config/run.py`, its form and Train LoRA's input in `config/forms/run.py`, and a module here. Settings that
+are a class of their own also need `config/__init__.py`, `sockets.py`, and `settings.py` and `write.py` of `workflow/`.
 """
 
 from .average import AtelierAverageSaves

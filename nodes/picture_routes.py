@@ -77,14 +77,14 @@ def find_picture(folder: Path, name: Any, allowed: Access, *, clips: bool = Fals
 
     clips: the name may also be that of a clip.
     """
-    from ..trainer_core.data.films import FILM_EXTENSIONS  # here, so that ComfyUI starts fast
+    from ..trainer_core.data.films import trainable_extensions  # here, so that ComfyUI starts fast
     from ..trainer_core.data.images import picture_extensions
     from ..trainer_core.data.scan.own_file import is_outside
 
     if not isinstance(name, str) or is_outside(name) or not allowed.allows(folder / name):
         raise Refused("picture must be the name of a picture inside the folder.", 400)
     path = folder / name
-    endings = picture_extensions() | (FILM_EXTENSIONS if clips else frozenset())
+    endings = trainable_extensions() if clips else picture_extensions()
     if path.suffix.lower() not in endings or not folders.is_there(path):
         raise Refused(say("There is no picture {0}; it may have been deleted.", name), 404)
     return path

@@ -273,10 +273,9 @@ def places_of(folder: str, node: str) -> list[Path]:
 
 def dataset_folders() -> list[str]:
     """List the folders of pictures in input/ and datasets/, and in their folders, as Concept Dataset may name them."""
-    from ...trainer_core.data.films import FILM_EXTENSIONS  # here, so that ComfyUI starts fast
-    from ...trainer_core.data.images import picture_extensions
+    from ...trainer_core.data.films import trainable_extensions  # here, so that ComfyUI starts fast
 
-    endings, known, found = (*picture_extensions(), *FILM_EXTENSIONS), access(), dict[str, None]()
+    endings, known, found = tuple(trainable_extensions()), access(), dict[str, None]()
     rooms = [(root, root) for root in _dataset_roots()]
     for root, folder in rooms:  # also those that are added meanwhile
         if len(found) >= MOST_LISTED or not known.allows(folder) or not os.path.isdir(folder):

@@ -1,4 +1,8 @@
-"""The command line: python custom_nodes/lora-atelier train, plan, export, import, runs, lora, doctor."""
+"""The command line: python custom_nodes/lora-atelier train, plan, export, import, runs, lora, doctor.
+
+A new verb is a module here and a line of `COMMANDS`. One below `runs` or `lora` is in `runs/cli.py` or
+`lora_files/cli.py`.
+"""
 
 from __future__ import annotations
 

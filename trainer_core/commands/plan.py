@@ -152,11 +152,11 @@ def measure(
     quiet = Callbacks(phase=callbacks.phase, check=callbacks.check, step=step)
     with tempfile.TemporaryDirectory() as folder:
         train_lora(shortened(config), Path(folder) / "measured.safetensors", places.cache, device, quiet, source=source)
-    seconds = remaining.pace or 0.0
+    pace, seconds = remaining.pace or 0.0, remaining.seconds(left) or 0.0
     peak = max((report.peak_memory or 0 for report in reports), default=0)
-    said = f"About {clock(seconds * left)} for {count(left, 'step')}: {speed(seconds)}, measured over "
+    said = f"About {clock(seconds)} for {count(left, 'step')}: {speed(pace)}, measured over "
     said += count(len(reports) - 1, "step") + (f", with {bytes_of(peak)} of GPU memory at most." if peak else ".")
-    screen.tell("time", said, seconds=seconds * left, seconds_per_step=seconds, peak_memory=peak or None)
+    screen.tell("time", said, seconds=seconds, seconds_per_step=pace, peak_memory=peak or None)
 
 
 def shortened(config: RunConfig) -> RunConfig:

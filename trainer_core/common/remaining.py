@@ -37,8 +37,12 @@ class Remaining:
         (first, began), (last, ended) = self._seen[0], self._seen[-1]
         return max(0.0, ended - began) / (last - first)
 
+    def seconds(self, steps: int) -> float | None:
+        """Compute the seconds that so many more steps take; None before a whole step was seen."""
+        return None if self.pace is None else self.pace * max(0, steps)
+
     def texts(self, steps: int) -> list[str]:
         """Write the time that is left of so many steps, and the speed; nothing before a whole step was seen."""
-        if (pace := self.pace) is None:
+        if (pace := self.pace) is None or (left := self.seconds(steps - self._seen[-1][0])) is None:
             return []
-        return [say("{0} left", clock(pace * max(0, steps - self._seen[-1][0]))), speed(pace)]
+        return [say("{0} left", clock(left)), speed(pace)]

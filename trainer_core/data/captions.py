@@ -170,12 +170,18 @@ def _tidy(text: str, captions: CaptionConfig) -> str:
     return _join([tag for part in _sections(text, captions) for tag in part], captions)
 
 
+def flexible(sections: Sequence[Sequence[str]], captions: CaptionConfig) -> tuple[int, int, int]:
+    """Find the tags that a run may shuffle and drop, in the sections of a text: (section, first tag, end)."""
+    at, first = (0, captions.keep) if len(sections) == 1 else (1, 0)
+    return at, min(first, len(sections[at])), len(sections[at])
+
+
 def _sections(text: str, captions: CaptionConfig) -> tuple[list[str], list[str], list[str]]:
     """Split a text into the tags of the fixed head, the flexible tags, and the tags of the fixed tail."""
-    first, *rest = (split_tags(part, captions.separator) for part in text.split(FIXED_SEPARATOR))
-    if not rest:
-        return first[: captions.keep], first[captions.keep :], []
-    return first, rest[0], [tag for part in rest[1:] for tag in part]
+    parts = [split_tags(part, captions.separator) for part in text.split(FIXED_SEPARATOR)]
+    at, first, end = flexible(parts, captions)
+    head = [tag for part in (*parts[:at], parts[at][:first]) for tag in part]
+    return head, parts[at][first:end], [tag for part in (parts[at][end:], *parts[at + 1 :]) for tag in part]
 
 
 def _dropout_of(position: int, count: int, captions: CaptionConfig) -> float:

@@ -24,7 +24,7 @@ from ..common.leftovers import remove_leftovers
 from ..common.values import is_count, is_object, is_text, is_texts, is_time, unfit
 from ..common.wording import say
 from ..config import CaptionConfig, ConceptConfig, setting
-from .captions import FIXED_SEPARATOR, split_tags
+from .captions import FIXED_SEPARATOR, flexible, split_tags
 from .scan.caption_files import TEXT_LIMIT, caption_lines, read_bytes
 
 LARGEST_TEXT = 2**17  # characters of a caption, as of a line that is read
@@ -181,13 +181,14 @@ def _sort(
     sections: list[list[str]], operation: Operation, captions: CaptionConfig, counts: Mapping[str, int]
 ) -> list[list[str]]:
     """Sort the tags that a run would shuffle; what it keeps in front, and the sections around |||, stay."""
-    at, keep = (0, captions.keep) if len(sections) == 1 else (1, 0)
-    fixed, flex = sections[at][:keep], sections[at][keep:]
+    at, first, end = flexible(sections, captions)
+    tags = sections[at]
 
     def order(tag: str) -> tuple[int, str]:
         return -counts[tag.casefold()] if operation.first else 0, tag.casefold()
 
-    return [*sections[:at], fixed + sorted(flex, key=order), *sections[at + 1 :]]
+    moved = [*tags[:first], *sorted(tags[first:end], key=order), *tags[end:]]
+    return [*sections[:at], moved, *sections[at + 1 :]]
 
 
 _OF_TAGS: dict[str, Callable[..., list[list[str]]]] = {

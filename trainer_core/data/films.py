@@ -32,6 +32,7 @@ from .images import (
     flatten,
     load_picture,
     opened_picture,
+    picture_extensions,
 )
 from .looks import Look, look_at
 
@@ -105,6 +106,11 @@ class _Frame:
             image = image.resize((max(1, round(image.width * self.shape)), image.height), Image.Resampling.LANCZOS)
         turn = _TURNS.get(round(self.of.rotation))
         return image if turn is None else image.transpose(turn)
+
+
+def trainable_extensions() -> frozenset[str]:
+    """List the lower-case extensions of all files that can be trained: of pictures and of clips."""
+    return picture_extensions() | FILM_EXTENSIONS
 
 
 def is_film(path: Path) -> bool:

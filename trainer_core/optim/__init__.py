@@ -1,7 +1,8 @@
 """Optimizers and everything around their steps: schedule, clipping, rounding, averages, the noise scale.
 
-A new optimizer is a row of `config/optimizer_table.py`, and a library of its own a function of `libraries.py`. A new
-shape of the schedule has its words in `config/scheduler.py` and its formula in `schedule.py`.
+A new optimizer is a row of `config/optimizer_table.py`, and a library of its own a function of `libraries.py`. A class
+of our own is a module here, as `automagic.py`. A new shape of the schedule has its words in `config/scheduler.py` and
+its formula in `schedule.py`.
 """
 
 from .average import Ema, averaged

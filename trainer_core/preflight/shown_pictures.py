@@ -106,10 +106,9 @@ def _places(concept: ConceptConfig, access: Access) -> Iterator[tuple[str, Path]
     """Yield the name of each file that may be a picture, and the place of its caption."""
     if concept.captions.source != "text_file":
         return
-    from ..data.films import FILM_EXTENSIONS
-    from ..data.images import picture_extensions
+    from ..data.films import trainable_extensions
 
-    folder, endings = resolve_folder(concept.folder), picture_extensions() | FILM_EXTENSIONS
+    folder, endings = resolve_folder(concept.folder), trainable_extensions()
     files = [file for file in list_files(folder, concept.recursive, access) if not file.ignored]
     pictures = [file for file in files if file.extension in endings]
     for file, text in captions_beside(pictures, files, concept.captions).items():

@@ -1,4 +1,9 @@
-"""Run folders on the disk: find, resume, save, list, publish and delete runs."""
+"""Run folders on the disk: find, resume, save, list, publish and delete runs.
+
+A column of the list is a value of `catalogue.py`; `js/runs.js` shows it in the page (its type is in `js/types.d.ts`),
+and `cli.py` in a shell. What describes a save is a field of `Checkpoint` in `folder.py`, filled by
+`training/saving.py`, and handed out by `catalogue.py`.
+"""
 
 from .catalogue import describe, describe_in_detail, list_runs, run_paths, signature
 from .choose import Choice, Join, Joins, choose_run, finished_checkpoint, working_run

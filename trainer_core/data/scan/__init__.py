@@ -19,7 +19,7 @@ from ...common.wording import count, names, printable
 from ...config import ClipConfig, ConceptConfig, DatasetConfig, node, setting
 from ..clips import Clip
 from ..controls import Control, control_folders
-from ..films import FILM_EXTENSIONS
+from ..films import FILM_EXTENSIONS, trainable_extensions
 from ..images import PACKAGES, picture_extensions, strict_decoding
 from ..looks import Look
 from ..masks import mask_endings, mask_folder
@@ -235,8 +235,7 @@ def _find_pictures(number: int, report: Report) -> tuple[Path, list[File], list[
     for file in files:
         report.outcomes[file.name] = ("not used", file.ignored or "not a picture")
     kinds = {
-        *picture_extensions(),
-        *FILM_EXTENSIONS,
+        *trainable_extensions(),
         *map(str.lower, concept.captions.extensions),
         *([""] if concept.recursive else []),
     }
@@ -404,7 +403,7 @@ def _contents(concept: ConceptConfig, index: Index, access: Access, *, any_endin
     """Yield names and digests of the files that a concept's scan could read."""
     captions, masks, folder = concept.captions, concept.masks, resolve_folder(concept.folder)
     texts = TEXT_EXTENSIONS if any_ending else tuple(map(str.lower, captions.extensions))
-    endings = (*picture_extensions(), *FILM_EXTENSIONS, *PACKAGES, *UNREADABLE_EXTENSIONS, *texts, *TABLES)
+    endings = (*trainable_extensions(), *PACKAGES, *UNREADABLE_EXTENSIONS, *texts, *TABLES)
 
     def listing(place: Path, recursive: bool, endings: tuple[str, ...], *, all_others: bool = False) -> Iterable[str]:
         return _listing(place, recursive, endings, index, access, all_others=all_others)

@@ -9,8 +9,7 @@ import unicodedata
 from collections.abc import Container, Iterator, Sequence
 
 from ...config.saves import MOST_BYTES, RESERVED
-from ..films import FILM_EXTENSIONS
-from ..images import picture_extensions
+from ..films import trainable_extensions
 from .caption_sources import TEXT_EXTENSIONS
 from .caption_tables import TABLES
 from .folder import is_hidden
@@ -25,7 +24,7 @@ def usable_names(paths: Sequence[str]) -> list[str]:
 
     Names differ by more than case, as Windows and Macs want it.
     """
-    endings = frozenset((*picture_extensions(), *FILM_EXTENSIONS, *TEXT_EXTENSIONS, *TABLES))
+    endings = frozenset((*trainable_extensions(), *TEXT_EXTENSIONS, *TABLES))
     wanted = [_parted(path, endings) for path in paths]
     kinds: dict[str, set[str]] = {}  # by stem: the endings of its files
     for stem, ending in filter(None, wanted):

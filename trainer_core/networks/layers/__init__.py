@@ -1,7 +1,7 @@
 """The layers of a network: one file for each algorithm, all listed here.
 
 The words of each, what it takes and what ComfyUI makes of its file are its row of `config/algorithms.py`. A matrix that
-all layers share is built and held by `networks/network.py`.
+all layers share is built and held by `networks/network.py`, and handed to each by `networks/build.py`.
 """
 
 from __future__ import annotations
