@@ -295,10 +295,14 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     )
 
 
+def _say_loading(job: Job) -> None:
+    job.callbacks.phase(say("loading the model"), 0, 1)
+
+
 def _load(job: Job, memory: MemoryConfig) -> tuple[BaseModel, Continued | None]:
     """Load the base model and the LoRA that a run continues; the denoiser may be on its way from the disk."""
     config, beneath = job.config, job.config.lora.beneath
-    job.callbacks.phase(say("loading the model"), 0, 1)
+    _say_loading(job)
     in_file = memory.offload_weights == IN_FILE
     base = job.source.load(job.dtype, partial(merge_beneath, beneath=beneath) if beneath else None, in_file=in_file)
     if in_file and (sentence := describe_reading(leave_in_file(base.denoiser.module), memory)):
@@ -341,7 +345,10 @@ def _encode_and_build(
         if network:
             network.leave(*prefixes) if live else network.release(*prefixes)
         base.free("text")
-    return network or build(), encoded, live
+    if network is None:
+        _say_loading(job)  # what is not here yet
+        network = build()
+    return network, encoded, live
 
 
 def _encoded(
