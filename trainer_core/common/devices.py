@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +80,14 @@ def kept_random_state(device: torch.device) -> Iterator[None]:
     several = range(module.device_count()) if hasattr(module, "get_rng_state_all") else ()
     with torch.random.fork_rng(devices=several, device_type=device.type if several else "cpu"):
         yield
+
+
+def by_device(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group tensors by their device, for operators that take those of one."""
+    found: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device, []).append(tensor)
+    return list(found.values())
 
 
 def fastest() -> torch.device:

@@ -50,7 +50,7 @@ class Automagic(torch.optim.Optimizer):
                 state = self.state[parameter]
                 update = _update(parameter.grad.float(), state, group)
                 if (vote := _vote(update, state, group["history"])) is not None:
-                    votes.append(vote)
+                    votes.append(vote if not votes else vote.to(votes[0].device))
                 if group["weight_decay"]:
                     parameter.mul_(1 - rate * group["weight_decay"])
                 parameter.add_(update.to(parameter.dtype), alpha=-rate)

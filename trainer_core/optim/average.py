@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common.devices import by_device
+
 
 def ema_decay(updates: int, decay: float, every: int = 1) -> float:
     """Compute the decay of the average at its next update, after `updates` earlier ones that were `every` steps apart.
@@ -36,7 +38,8 @@ class Ema:
             return
         weight = 1 - ema_decay(steps // self.every - 1, self.decay, self.every)
         near = [p.detach().to(average) for average, p in zip(self.averages, self.parameters, strict=True)]
-        torch._foreach_lerp_(self.averages, near, weight)  # one operator for all
+        for averages, new in zip(by_device(self.averages), by_device(near), strict=True):
+            torch._foreach_lerp_(averages, new, weight)  # one operator for all
 
     @torch.no_grad()
     def restart(self) -> None:

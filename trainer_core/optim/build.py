@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._C import _dispatch_has_kernel_for_dispatch_key, _dispatch_key_for_device
 
-from ..common.devices import kind_of
+from ..common.devices import by_device, kind_of
 from ..config import OPTIMIZERS, OptimizerConfig, SchedulerConfig, setting
 from ..config.scheduler import RESTARTS
 from .combined import Combined
@@ -40,6 +40,8 @@ def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], s
     takes_decay = "weight_decay" in known
     if "lr" in known and known["lr"].default is inspect.Parameter.empty:
         options["lr"] = groups[0]["lr"]  # each group has its own
+    if len(by_device(parameters)) > 1 and "foreach" in known and known["foreach"].default is True:
+        options["foreach"] = False  # torch's own sort tensors by their device, and others do not
     apart, kinds = estimates(config), {kind: options}
     if rest := OPTIMIZERS[config.name].rest:
         other = OptimizerConfig(name=rest)

@@ -126,12 +126,12 @@ class NoiseScale:
 
     def _look(self) -> Tensor:
         """Sample the first elements of each gradient, (n,) float32; zero where a parameter has none."""
-        shares = looked_at(self._parameters)
+        shares, first = looked_at(self._parameters), self._parameters[0].device
         seen = [
             p.new_zeros(share) if p.grad is None else p.grad.reshape(-1)[:share]
             for p, share in zip(self._parameters, shares, strict=True)
         ]
-        return torch.cat(seen).float()
+        return torch.cat([each.to(first) for each in seen]).float()
 
 
 def looked_at(parameters: Sequence[Tensor]) -> list[int]:

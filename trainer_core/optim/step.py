@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common.devices import by_device
 from ..config import OptimizerConfig
 
 
@@ -24,8 +25,8 @@ def limit_gradients(parameters: Sequence[Tensor], config: OptimizerConfig) -> Te
 
 
 def sum_of_norms(parameters: Sequence[Tensor]) -> float:
-    """Sum the norms of parameters; not finite if a number is not. One copy waits for the device."""
-    return sum(torch.stack(torch._foreach_norm(list(parameters))).tolist())
+    """Sum the norms of parameters; not finite if a number is not. One copy waits for each device."""
+    return sum(norm for own in by_device(parameters) for norm in torch.stack(torch._foreach_norm(own)).tolist())
 
 
 def learning_rate(optimizer: Any, group: dict[str, Any] | None = None) -> float:
