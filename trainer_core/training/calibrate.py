@@ -135,7 +135,7 @@ def begin_at_gradients(run: Run, layers: Mapping[str, LoraLayer], read: ReadCond
             found[name] = columns[name] @ u, vt
             rows[name] = vt.view(each.shape).to(each)
     for name, (left, right) in found.items():
-        layers[name].begin_at(left.to(run.device), right.to(run.device))
+        layers[name].begin_at(left.to(layers[name].down.device), right.to(layers[name].down.device))
     if without := sorted(broken - set(found)):
         run.callbacks.note(
             f"{count(without, 'layer')} begin as default, as their first gradients were not finite: {names(without)}; "
@@ -207,7 +207,7 @@ def random_rows(run: Run, name: str, layer: LoraLayer, count: int) -> Tensor:
     outputs, *inputs = layer.shape
     count = min(count, outputs, torch.Size(inputs).numel())
     rows = torch.randn(count, *inputs, generator=generator(run.config.train.seed, f"init/{name}/first"))
-    return right_vectors(rows).to(run.device)
+    return right_vectors(rows).to(layer.down.device)
 
 
 def share(run: Run, layers: Mapping[str, LoraLayer]) -> None:
