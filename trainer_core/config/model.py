@@ -254,6 +254,25 @@ class MemoryConfig(Config):
         optional=True,
     )
 
+    second_card: str = _beside(
+        "",
+        "A second card for the same model, by its number, as 1: the last blocks lie and compute there, with their "
+        "LoRA. The cards share the memory and wait for each other, so no step is faster. For Load Base Model. "
+        "Empty = one card.",
+        placeholder="one card",
+        socketless=True,
+        advanced=True,
+        optional=True,
+    )
+    second_card_share: float = _beside(
+        0.0,
+        "The share of the blocks, by their bytes, that the second card holds. 0 (default): as its free memory to that "
+        "of both.",
+        (0, 0.95, 0.05),
+        advanced=True,
+        optional=True,
+    )
+
     @property
     def kept_free(self) -> int:
         """The bytes that the steps leave to other programs."""

@@ -1,6 +1,7 @@
 """Ways to save GPU memory: precision, quantized weights, offloading to RAM, gradient checkpointing."""
 
 from .attention import attention_kernel, check_attention, plain_attention
+from .cards import bytes_beside, check_second_card, counted_beside, is_beside, place, second_card
 from .compiled import Programs, compile_blocks, room_for_programs
 from .device import (
     DTYPES,
@@ -35,10 +36,12 @@ from .tensor_float import tensor_float
 from .weights import (
     HOLDS,
     IN_FILE,
+    LIES_ON,
     MULTIPLIES_IN,
     SHARES,
     Kept,
     check_weights,
+    device_of,
     hold_rounded,
     keep_weights,
     kept_layers,
@@ -49,6 +52,7 @@ from .weights import (
     releasing_rounded,
     rounded_bytes,
     timing_rounding,
+    to_devices,
     weight_bytes,
 )
 from .written import Watched, copied_before_written
@@ -59,6 +63,7 @@ __all__ = [
     "HOLDS",
     "IN_FILE",
     "LEVELS",
+    "LIES_ON",
     "MULTIPLIES_IN",
     "PARTS",
     "SEGMENTS",
@@ -73,14 +78,18 @@ __all__ = [
     "are_free",
     "attention_kernel",
     "begin_peak",
+    "bytes_beside",
     "check_attention",
     "check_compute",
+    "check_second_card",
     "check_weights",
     "choose_dtype",
     "chosen_compute",
     "compile_blocks",
     "copied_before_written",
+    "counted_beside",
     "describe",
+    "device_of",
     "empty_cache",
     "enough_tokens",
     "free_bytes",
@@ -88,6 +97,7 @@ __all__ = [
     "gradient_in_16_bits",
     "hold_rounded",
     "in_parts",
+    "is_beside",
     "keep_activations",
     "keep_weights",
     "kept_activations",
@@ -100,6 +110,7 @@ __all__ = [
     "out_of_memory",
     "pack",
     "peak_bytes",
+    "place",
     "plain_attention",
     "prepare",
     "recompute",
@@ -109,10 +120,12 @@ __all__ = [
     "rounded",
     "rounded_bytes",
     "rungs",
+    "second_card",
     "staying",
     "takes_sides",
     "tensor_float",
     "timing_rounding",
+    "to_devices",
     "total_bytes",
     "weight_bytes",
     "with_room",

@@ -55,6 +55,11 @@ def check_second_card(memory: MemoryConfig, device: torch.device, dtype: torch.d
         raise ValueError(
             f"The second card {card} does not compute in {number}; set {setting('base_model.precision')} to float32."
         )
+    if dtype == torch.float16 and card.type != device.type:
+        raise ValueError(  # torch's loss scale reads what it copies between kinds too early
+            f"float16 needs two cards of one kind, and {card} is none of {device.type}; set "
+            f"{setting('base_model.precision')} to float32."
+        )
     for name, plain in {
         "offload_weights": ("auto", "none"),
         "offload_activations": ("auto", "off"),

@@ -39,7 +39,7 @@ def rungs(config: MemoryConfig, device: torch.device, *, parts: bool = True) -> 
     """
     fields = ("checkpointing", "offload_weights", "offload_activations")
     found: list[MemoryConfig] = []
-    stay = config.offload_activations == "off" or kind_of(device).shares_ram
+    stay = config.offload_activations == "off" or bool(config.second_card) or kind_of(device).shares_ram
     for rung in RUNGS if config.checkpointing in ("auto", FULL) else WEIGHTS_FIRST:
         if rung[0] == PARTS and config.checkpointing == "auto" and (config.compile or not parts):
             continue
@@ -47,6 +47,8 @@ def rungs(config: MemoryConfig, device: torch.device, *, parts: bool = True) -> 
             continue
         settings = dict(zip(fields, rung, strict=True))
         settings |= {name: value for name in fields if (value := getattr(config, name)) != "auto"}
+        if config.second_card:
+            settings |= {"offload_weights": "none", "offload_activations": "off"}
         if kind_of(device).shares_ram:  # everything is in RAM already
             stays = IN_FILE if config.offload_weights == IN_FILE else "none"
             settings |= {"offload_weights": stays, "offload_activations": "off"}
@@ -70,6 +72,9 @@ def describe(memory: MemoryConfig) -> str:
         words.append("the weights in their file")
     if memory.offload_activations == "on":
         words.append("activations in RAM")
+    if memory.second_card:
+        share = f"{memory.second_card_share:.0%} of the" if memory.second_card_share else "some"
+        words.append(f"{share} blocks on the second card {memory.second_card}")
     if memory.encodings == "none":
         words.append("encoding while training")
     return ", ".join(words)

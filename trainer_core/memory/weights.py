@@ -23,6 +23,7 @@ NEEDS_BITSANDBYTES = ("int8", "nf4")
 QUANTIZED = ("float8", *NEEDS_BITSANDBYTES)
 MULTIPLIES_IN = "multiplies_in"  # attribute of layers that another program holds
 HOLDS = "holds_rounded"  # attribute of such layers: their rounded weight, by what it was made of
+LIES_ON = "lies_on"  # attribute of modules that lie on another device than their model
 IN_FILE = "file"  # of offload_weights: the weights of matrices stay in the model's file
 SHARES = {"none": 0.0, "half": 0.5, "all": 1.0, IN_FILE: 1.0}
 
@@ -235,7 +236,7 @@ def keep_weights(
     unquantized: tuple[str, ...] = (),
     linear: bool = False,
 ) -> None:
-    """Move a frozen model to `device`, its weights stored as `kind`, a share of their bytes (0..1) in RAM.
+    """Move a frozen model to its devices, its weights stored as `kind`, a share of their bytes (0..1) in RAM.
 
     Everything but the weights of linear layers and convolutions is moved in `dtype`. May be called again with a larger
     share. stream: fetches the weights in RAM, and those that stay in a file. unquantized: prefixes of layers that no
@@ -248,7 +249,7 @@ def keep_weights(
         plain = isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _KeptLayer)
         wanted = share or DTYPES.get(kind) != dtype or (linear and isinstance(module, nn.Linear))
         if plain and wanted and not (kind in QUANTIZED and name.startswith(unquantized)):
-            _keep(module, kind, device)
+            _keep(module, kind, device_of(module, device))
         if isinstance(module, _KeptLayer):
             kept = module.kept
             if kept.stored is not None:
@@ -261,8 +262,23 @@ def keep_weights(
                 kept.parts = kept.parts if kept.stream else stream.host(kept.parts)
                 kept.stream = stream
             elif kept.stream is None:
-                kept.parts = tuple(part.to(device) for part in kept.parts)
-    nn.Module.to(model, device, dtype)
+                kept.parts = tuple(part.to(device_of(module, device)) for part in kept.parts)
+    to_devices(model, device, dtype)
+
+
+def device_of(module: nn.Module, device: torch.device) -> torch.device:
+    """Find where a module lies whose model is on `device`."""
+    return module.__dict__.get(LIES_ON, device)
+
+
+def to_devices(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
+    """Move a model to `device`, what lies elsewhere to its own, and its numbers to a dtype.
+
+    Not by the model's own `to`, which those of diffusers replace.
+    """
+    for module in model.modules():
+        own = device_of(module, device)
+        module._apply(lambda t, own=own: t.to(own, dtype if t.is_floating_point() else None), recurse=False)
 
 
 def leave_in_file(model: nn.Module) -> list[Kept]:

@@ -14,6 +14,7 @@ from ..common.callbacks import Norms
 from ..config import LoraConfig
 from ..config.network import FORM
 from ..config.rows import rows_of
+from ..memory import LIES_ON, device_of
 from .build import build_layer
 from .choose import TrainedLayer
 from .embeddings import Embeddings
@@ -111,6 +112,18 @@ class Network(nn.Module):
         self._frozen = {name: module for name, module in self._frozen.items() if name in kept}
         self.detach()
 
+    def place(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move everything to `device`, in a dtype; a layer goes where its frozen layer will lie."""
+        self.to(device, dtype)
+        for name, module in self._frozen.items():
+            self._layers[name].to(device_of(module, device))
+
+    def split(self) -> tuple[list[NetworkLayer], list[NetworkLayer]]:
+        """List the layers on the first card of the model, and those on its second one."""
+        apart = {name for name, module in self._frozen.items() if LIES_ON in module.__dict__}
+        listed = self._layers.items()
+        return [v for name, v in listed if name not in apart], [v for name, v in listed if name in apart]
+
     @contextmanager
     def attached(self) -> Iterator[Network]:
         """Attach the network inside a `with` block."""
@@ -182,11 +195,12 @@ class Network(nn.Module):
         layers = [layer for layer in self._layers.values() if any(f.requires_grad for f in layer.factors())]
         if not layers:
             return None
-        norms = torch.stack([layer.delta_norm().float() for layer in layers])
+        found = [layer.delta_norm().float() for layer in layers]
+        norms = torch.stack([norm.to(found[0].device) for norm in found])
         shares = limit / norms.clamp(min=limit)
         for layer, share in zip(layers, shares.unbind(), strict=True):
             for factor in (factors := layer.factors()):
-                factor.mul_(share ** (1 / len(factors)))
+                factor.mul_((share ** (1 / len(factors))).to(factor.device))
         norms = norms.clamp(max=limit)
         # One copy from the device, since each waits for it.
         shrunk, mean, largest = torch.stack([(shares < 1).sum(), norms.mean(), norms.max()]).tolist()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..common.axes import Size
@@ -20,7 +20,7 @@ from ..common.cancel import look
 from ..common.devices import BLOCK
 from ..config import OPTIMIZERS, MemoryConfig, OptimizerConfig
 from ..data.plan import MicroBatch
-from ..memory import weight_bytes
+from ..memory import counted_beside, is_beside, weight_bytes
 from ..models import BaseModel
 from ..networks import Network
 from ..objective import Objective, Pass, draws_at, strengths
@@ -43,16 +43,22 @@ class Estimate:
     weights: int  # frozen weights on the device
     network: int  # its tensors, the gradients of those trained, the state of the optimizer and of the noise scale
     activations: int  # the rest of the peak
+    beside: int = 0  # the peak on the second card, which all others leave out
 
     @property
     def total(self) -> int:
-        """The peak in bytes."""
+        """The peak on the first card in bytes."""
         return self.weights + self.network + self.activations
 
     @property
     def gigabytes(self) -> str:
         """The peak as text, such as "6.1 GB"; 1 GB is 10^9 bytes."""
-        return f"{self.total / 1e9:.1f} GB"
+        second = f" and {self.beside / 1e9:.1f} GB on the second card" if self.beside else ""
+        return f"{self.total / 1e9:.1f} GB{second}"
+
+    def fits(self, free: float, beside: float, error: float = 0.0) -> bool:
+        """Tell whether it fits into the free bytes of both cards, if it is larger than the step by a share `error`."""
+        return self.total * (1 - error) <= free and self.beside * (1 - error) <= beside
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,12 +80,13 @@ class LiveBytes(TorchDispatchMode):
     """Count the bytes of all living storages that a `with` block created, on any device.
 
     Storages from before count only after a call of `count`. block: bytes to which each storage is rounded up. Memory
-    that a kernel frees before it returns is not seen.
+    that a kernel frees before it returns is not seen. What a dry run computes on a second card counts there alone.
     """
 
     def __init__(self, block: int = 1) -> None:
         super().__init__()
         self.now = self.peak = 0
+        self.now_beside = self.peak_beside = 0  # on the second card
         self._block = block
         self._live: dict[int, weakref.ref[Any]] = {}  # by address of the storage, as long as it lives
 
@@ -90,20 +97,24 @@ class LiveBytes(TorchDispatchMode):
 
     def count(self, tensors: Iterable[Tensor]) -> int:
         """Count the storages of tensors from now on, each once; return the bytes that this added."""
-        before = self.now
+        before, beside = self.now + self.now_beside, is_beside()
         for tensor in tensors:
             storage = tensor.untyped_storage()
             address = storage._cdata
             if address not in self._live:
                 size = -(-storage.nbytes() // self._block) * self._block
-                self._live[address] = weakref.ref(storage, functools.partial(self._freed, address, size))
-                self.now += size
-        self.peak = max(self.peak, self.now)
-        return self.now - before
+                self._live[address] = weakref.ref(storage, functools.partial(self._freed, address, size, beside))
+                self._add(size, beside)
+        self.peak, self.peak_beside = max(self.peak, self.now), max(self.peak_beside, self.now_beside)
+        return self.now + self.now_beside - before
 
-    def _freed(self, address: int, size: int, _: Any) -> None:
+    def _add(self, size: int, beside: bool) -> None:
+        self.now += 0 if beside else size
+        self.now_beside += size if beside else 0
+
+    def _freed(self, address: int, size: int, beside: bool, _: Any) -> None:
         del self._live[address]
-        self.now -= size
+        self._add(-size, beside)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run an operator and count the new memory of its results.
@@ -242,6 +253,19 @@ class LargestBatch:
     accumulates: bool = False  # gradients of an earlier backward pass exist already
 
 
+class _Held:
+    """What a step holds of the layers of a card."""
+
+    def __init__(self, parts: Iterable[nn.Module], optimizer: OptimizerConfig | None) -> None:
+        self.tensors = [t for part in parts for t in (*part.parameters(), *part.buffers())]
+        self.trained = [t for t in self.tensors if t.requires_grad]
+        self._state = optimizer_state(self.trained, optimizer or OptimizerConfig())
+
+    def state(self) -> list[Tensor]:
+        """Allocate the optimizer's state and a running average."""
+        return [torch.empty(size, dtype=dtype, device="meta") for size, dtype in self._state]
+
+
 def estimate_step(
     base: BaseModel,
     network: Network,
@@ -270,25 +294,29 @@ def estimate_step(
     if weight_bytes is None:
         weight_bytes = LiveBytes(block).count(t for m in models for t in (*m.parameters(), *m.buffers()))
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    kept = optimizer_state(parameters, optimizer or OptimizerConfig())
-    kept.append((sum(looked_at(parameters)), torch.float32))
+    near, apart = network.split()
+    cards = [_Held([*near, network.embeddings], optimizer), _Held(apart, optimizer)]
+    looked = sum(looked_at(parameters))
     objective.path.at(torch.tensor([0]))  # its tables are made here, where nothing is counted
     live = LiveBytes(block)
     fused = nullcontext() if memory and memory.attention == "math" else fused_attention()
     with live, fused, network.attached():
         # From the second step on the optimizer's state exists. The extra memory of an update that is not fused is not
         # counted: activations, which usually took more, are freed by then.
-        gradients = live.count(parameters)  # as large as their weights
-        live.count((*network.parameters(), *network.buffers()))  # what is not trained, too
-        state = [torch.empty(size, dtype=dtype, device="meta") for size, dtype in kept]
+        gradients = live.count(cards[0].trained)  # as large as their weights
+        live.count(cards[0].tensors)  # what is not trained, too
+        state = [*cards[0].state(), torch.empty(looked, device="meta")]  # also of the noise scale
         network_bytes = live.now + gradients
+        with counted_beside():
+            live.count(cards[1].tensors)
+            state += cards[1].state()
         if shape.accumulates:
             for parameter in parameters:
                 parameter.grad = torch.empty_like(parameter)
         network.set_micro_batch(0)
         network.reverse(any(strength < 0 for strength, _ in strengths(objective.terms, NEGATIVE)))
         dry_run(pass_without_data(base, network, objective, shape, memory), objective)
-        seen = torch.empty(kept[-1][0], device="meta")  # of the gradients, for the noise scale
+        seen = torch.empty(looked, device="meta")  # of the gradients, for the noise scale
         compare(seen, 1, seen, 1)
         torch.nn.utils.clip_grad_norm_(parameters, math.inf)
         del state
@@ -296,7 +324,12 @@ def estimate_step(
     network.reverse(False)
     for parameter in parameters:
         parameter.grad = None
-    return Estimate(weights=weight_bytes, network=network_bytes, activations=live.peak - network_bytes)
+    return Estimate(
+        weights=weight_bytes,
+        network=network_bytes,
+        activations=live.peak - network_bytes,
+        beside=live.peak_beside,
+    )
 
 
 def pass_without_data(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..common.devices import kind_of
+from ..common.wording import names
 from ..config import MemoryConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..memory import (
@@ -18,13 +19,16 @@ from ..memory import (
     STORED,
     Stream,
     are_free,
+    bytes_beside,
     describe,
     free_bytes,
     moves_weights,
     multiply_in,
+    place,
     prepare,
     recompute,
     rungs,
+    second_card,
     weight_bytes,
 )
 from ..models import BaseModel, word_ids
@@ -34,6 +38,7 @@ from .estimate import Encoding, Estimate, LargestBatch, estimate_encoding, estim
 from .outline import Outline, outline_run, trains_text
 
 ERROR = 0.1  # of the estimate; a run is refused only where it is larger by more than this
+KEPT_BY_REMEDIES = ("attention", "encodings", "keep_free", "second_card", "second_card_share")  # settings of Memory
 OTHER_WEIGHTS = ("float8", "nf4")  # proposed where a run does not fit
 
 
@@ -48,27 +53,33 @@ def fit_memory(
     """
     kind, kept = kind_of(device), config.memory.kept_free
     free = free_bytes(device) - kind.reserve + (held if kind.shares_ram else 0) - kept
+    card = second_card(config.memory, device)
+    beside = 0 if card is None else free_bytes(card) - kind_of(card).reserve - kept
+    if card is not None and not config.memory.second_card_share:
+        config = config.replace(memory=config.memory.replace(second_card_share=share_of(beside, free)))
     error = 0 if kept else ERROR  # what others were promised is no room to be tight in
     shape = largest_micro_batch(config, plan, outline.base)
     ladder = _ladder(config, config.memory, outline, device, held)
     encoding = None if vae is None else encoding_of(config, plan, outline.base, vae, device)
     for i, memory in enumerate(ladder):
         estimate = estimate_run(config, outline, memory, shape, device, encoding)
-        if estimate.total <= free or (i + 1 == len(ladder) and estimate.total * (1 - error) <= free):
-            tight = "" if estimate.total <= free else ", which is tight"
+        if estimate.fits(free, beside) or (i + 1 == len(ladder) and estimate.fits(free, beside, error)):
+            tight = "" if estimate.fits(free, beside) else ", which is tight"
             left = f" beside {config.memory.keep_free:g} GB for other programs" if kept else ""
-            room = f"{estimate.gigabytes} of {free / 1e9:.1f} GB that are free{left}"
+            second = f" and {beside / 1e9:.1f} GB" if card else ""
+            room = f"{estimate.gigabytes} of {free / 1e9:.1f}{second} GB that are free{left}"
             # A model that is loaded whole has no weights in its file any more.
             in_file = memory.offload_weights == IN_FILE
             rest = [each for each in ladder[i:] if (each.offload_weights == IN_FILE) == in_file]
             return rest, f"Memory: about {room}, with {describe(memory)}{tight}."
-    found = list(_remedies(config, shape, outline, device, free, encoding))
+    found = list(_remedies(config, shape, outline, device, (free, beside), encoding))
     if kept and (less := free + kept - estimate.total) >= 0:
         found.append(f"keep_free {math.floor(less / 1e8) / 10:g}")
+    second = "" if card is None else _on_each(estimate, (device, free), (card, beside))
     remedies = "; or ".join(found) or "lower the resolution"
     raise ValueError(
         f"This run needs about {estimate.gigabytes} of memory with {describe(memory)}, and "
-        f"{are_free(free, config.memory)}: set {remedies}."
+        f"{are_free(free, config.memory)}{second}: set {remedies}."
     )
 
 
@@ -89,6 +100,20 @@ def check_in_file(config: RunConfig) -> None:
         raise ValueError(f"Weights cannot stay in their file: {why}; set {setting('memory.offload_weights')} to auto.")
 
 
+def _on_each(estimate: Estimate, first: tuple[torch.device, float], second: tuple[torch.device, float]) -> str:
+    """Say what is free on the second card, and which of the cards lack room."""
+    pairs = ((first, estimate.total), (second, estimate.beside))
+    without = [str(device) for (device, free), needed in pairs if needed > free]
+    lack = f"{names(without)} {'lack' if len(without) > 1 else 'lacks'} room"
+    return f" on {first[0]} and {max(second[1], 0) / 1e9:.1f} GB on {second[0]}; {lack}"
+
+
+def share_of(beside: float, free: float) -> float:
+    """Share the blocks out as the free bytes of the second card and of the first one, (0, 0.95], to the percent."""
+    both = max(beside, 0) + max(free, 0)
+    return min(max(round(max(beside, 0) / both, 2) if both else 0.5, 0.01), 0.95)
+
+
 def _ladder(
     config: RunConfig, memory: MemoryConfig, outline: Outline, device: torch.device, held: int
 ) -> list[MemoryConfig]:
@@ -97,7 +122,7 @@ def _ladder(
     held: bytes of the model's files that are already in RAM.
     """
     ladder = rungs(memory, device)
-    if memory.offload_weights != "auto" or why_not_in_file(config):
+    if memory.offload_weights != "auto" or memory.second_card or why_not_in_file(config):
         return ladder
     if kind_of(device).shares_ram:  # a read weight costs more time than all that is recomputed
         return [*ladder, ladder[-1].replace(offload_weights=IN_FILE)]
@@ -147,6 +172,7 @@ def estimate_run(
     encoding: of models that encode while training.
     """
     base, meta = outline.base, torch.device("meta")
+    place(base.denoiser.units(), memory, meta)
     if not trains_text(config, base):
         base.free("text")
     prepare(base, memory, config.base_model.weights, meta, Stream(meta))
@@ -170,6 +196,8 @@ def estimate_run(
         block=kind_of(device).block,
     )
     moves = moves_weights(memory) and not kind_of(device).shares_ram  # there they stay where they are
+    apart = bytes_beside(base.denoiser.units())
+    step = replace(step, weights=step.weights - apart, beside=step.beside + apart)
     return step if encoding is None else encoding.beside(step, moves=moves)
 
 
@@ -178,7 +206,7 @@ def _remedies(
     shape: LargestBatch,
     outline: Outline,
     device: torch.device,
-    free: float,
+    free: tuple[float, float],
     encoding: Encoding | None,
 ) -> Iterator[str]:
     """Yield the cheapest change of each kind that would make a run fit: memory settings, weights, batch size."""
@@ -189,9 +217,9 @@ def _remedies(
         outline = outline_run(config, dtype=dtype)
         beside = encoding if memory.encodings == "none" else None
         estimate = estimate_run(config, outline, memory, replace(shape, samples=count), device, beside)
-        return estimate if estimate.total <= free else None
+        return estimate if estimate.fits(*free) else None
 
-    own = MemoryConfig(**{name: getattr(config.memory, name) for name in ("attention", "encodings", "keep_free")})
+    own = MemoryConfig(**{name: getattr(config.memory, name) for name in KEPT_BY_REMEDIES})
     every = _ladder(config, own, outline, device, 0)
     smallest = every[-1]
     for memory in every if fits(config, smallest, shape.samples) else ():  # else each would be tried in vain

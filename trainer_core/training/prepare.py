@@ -39,10 +39,12 @@ from ..memory import (
     Stream,
     check_attention,
     check_compute,
+    check_second_card,
     check_weights,
     compile_blocks,
     keep_weights,
     leave_in_file,
+    place,
     prepare,
     recompute,
     release_rounded,
@@ -130,8 +132,20 @@ def check_settings(job: Job) -> None:
         )
     check_compute(config.memory.compute, job.device, config.base_model.weights)
     check_in_file(config)
+    check_cards(job)
     for name in ("weights", "text_weights"):
         check_weights(getattr(config.base_model, name), name, job.device)
+
+
+def check_cards(job: Job) -> None:
+    """Raise ValueError for a second card that is not there, or that this run cannot use."""
+    memory = job.config.memory
+    remedy = f"clear {setting('memory.second_card')}"
+    if memory.second_card and job.config.base_model.connected is not None:
+        raise ValueError(f"ComfyUI holds the weights of a linked model on one card; {remedy}.")
+    if memory.second_card and job.world.size > 1:
+        raise ValueError(f"Each process of a run has a card of its own, and none has two; {remedy}.")
+    check_second_card(memory, job.device, job.dtype)
 
 
 def check_sizes(plan: Plan, base: BaseModel) -> None:
@@ -307,6 +321,8 @@ def _load(job: Job, memory: MemoryConfig) -> tuple[BaseModel, Continued | None]:
     base = job.source.load(job.dtype, partial(merge_beneath, beneath=beneath) if beneath else None, in_file=in_file)
     if in_file and (sentence := describe_reading(leave_in_file(base.denoiser.module), memory)):
         job.callbacks.note(sentence)
+    if memory.second_card:
+        place(base.denoiser.units(), memory, job.device)
     start = load_continued(config, base)
     text = base.text.trainable
     if text and start and start.changes_text:
@@ -330,7 +346,7 @@ def _encode_and_build(
 
     def build() -> Network:
         network = build_network(base, config, rates, start.layers if start else None)
-        network.to(job.device, DTYPES[config.lora.dtype])
+        network.place(job.device, DTYPES[config.lora.dtype])
         return network
 
     first = base.host or start or config.lora.embeddings or config.memory.encodings == "none"

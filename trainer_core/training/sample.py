@@ -12,7 +12,7 @@ from ..common.axes import Framing, Size
 from ..common.callbacks import Callbacks
 from ..common.wording import say
 from ..config import SampleConfig, SamplePicture
-from ..memory import in_parts, on_device, with_room
+from ..memory import in_parts, on_device, to_devices, with_room
 from ..models import BaseModel
 from ..models.base import Sliceable
 from ..objective import AffinePath
@@ -38,7 +38,7 @@ def sample_images(
     """
     device, callbacks = torch.device(device), callbacks or Callbacks()
     if base.host is None:
-        base.denoiser.module.to(device)
+        to_devices(base.denoiser.module, device)
     encode = encode or _encoder(base, device)
     wanted = config.pictures(base.sampling)
     painted: dict[Size, Tensor] = {}
