@@ -66,7 +66,7 @@ def fit_memory(
         if estimate.fits(free, beside) or (i + 1 == len(ladder) and estimate.fits(free, beside, error)):
             tight = "" if estimate.fits(free, beside) else ", which is tight"
             left = f" beside {config.memory.keep_free:g} GB for other programs" if kept else ""
-            second = f" and {beside / 1e9:.1f} GB" if card else ""
+            second = f" and {beside / 1e9:.1f}" if card else ""
             room = f"{estimate.gigabytes} of {free / 1e9:.1f}{second} GB that are free{left}"
             # A model that is loaded whole has no weights in its file any more.
             in_file = memory.offload_weights == IN_FILE
