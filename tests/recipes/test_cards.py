@@ -15,9 +15,10 @@ from tiny_runs import change, run, run_with_notes
 
 from lora_atelier.trainer_core.common.world import ALONE
 from lora_atelier.trainer_core.config import ConnectedConfig, EmbeddingConfig, MemoryConfig, OptimizerConfig
+from lora_atelier.trainer_core.memory import WHOLE, place
 from lora_atelier.trainer_core.optim import build_optimizer
 from lora_atelier.trainer_core.preflight import memory as preflight
-from lora_atelier.trainer_core.preflight.estimate import LargestBatch
+from lora_atelier.trainer_core.preflight.estimate import LargestBatch, LiveBytes
 from lora_atelier.trainer_core.training import prepare
 
 CPU = torch.device("cpu")
@@ -238,3 +239,20 @@ def test_blocks_are_shared_out_by_the_free_bytes(config, tmp_path, device_is, mo
     said = next(note for note in notes if note.startswith("Memory: about"))
     assert "GB on the second card of 10.0 and 30.0 GB that are free" in said
     assert "75% of the blocks on the second card card" in said
+
+
+def test_a_dry_run_counts_gradients_on_the_card_of_their_block():
+    blocks = [torch.nn.Linear(1000, 1000, bias=False, device="meta") for _ in range(2)]
+    place(
+        [(block, WHOLE) for block in blocks],
+        MemoryConfig(second_card="card", second_card_share=0.5),
+        torch.device("meta"),
+    )
+    live = LiveBytes()
+    with live:
+        loss = blocks[1](blocks[0](torch.empty(1, 1000, device="meta"))).sum()
+        before = live.now, live.now_beside
+        loss.backward()
+    gradient = blocks[0].weight.nbytes
+    assert live.now - before[0] == pytest.approx(gradient, rel=0.01)
+    assert live.now_beside - before[1] == pytest.approx(gradient, rel=0.01)

@@ -97,7 +97,7 @@ class Dropouts:
 def _acting(dropouts: Dropouts, like: Tensor, rank: int) -> Tensor | None:
     """Compute the mask of `Dropouts.timestep_mask`, in dtype and device of `like`; None for an input of no sample."""
     assert dropouts.times is not None
-    times, subset = dropouts.times.to(like.device), current_subset()
+    times, subset = dropouts.times, current_subset()
     times = times if subset is None else times[list(subset.samples)]
     if len(like) % len(times):
         return None
