@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,9 @@ import sessions
 import torch
 from durable import Cut, cut_at
 from prepared import NeverLoaded
+from safetensors.torch import save_file
 from second_device import device_is  # noqa: F401 (a fixture)
+from tiny_models import family_tensors
 from tiny_runs import change, run, run_with_notes
 
 from lora_atelier.trainer_core.common.world import ALONE
@@ -90,6 +94,18 @@ def test_two_cards_learn_what_one_learns(name, first, second, config, tmp_path, 
     two = change(config, memory={"second_card": second})
     there = run(two, tmp_path / "there", tmp_path / "cache", device=torch.device(first))
     assert places == {"cpu", "card"}
+    same(there, here, 1e-4)
+
+
+@pytest.mark.thorough
+def test_two_cards_learn_what_one_learns_of_xl(config, tmp_path, device_is, places):  # noqa: F811
+    device_is("card")
+    save_file(family_tensors("sdxl"), tmp_path / "toy-sdxl.safetensors")
+    config = change(config, base_model={"path": str(tmp_path / "toy-sdxl.safetensors")}, train={"steps": 2})
+    here = run(config, tmp_path / "here", tmp_path / "cache")
+    two = change(config, memory={"second_card": "card", "second_card_share": 0.6})
+    there = run(two, tmp_path / "there", tmp_path / "cache")
+    assert places == {"cpu", "card"} and there.effect == here.effect != ""
     same(there, here, 1e-4)
 
 
@@ -256,3 +272,31 @@ def test_a_dry_run_counts_gradients_on_the_card_of_their_block():
     gradient = blocks[0].weight.nbytes
     assert live.now - before[0] == pytest.approx(gradient, rel=0.01)
     assert live.now_beside - before[1] == pytest.approx(gradient, rel=0.01)
+
+
+@pytest.mark.thorough
+def test_a_step_takes_there_what_was_estimated(config, tmp_path, device_is, monkeypatch):  # noqa: F811
+    device_is("card")
+    live, now, begin = {}, [0, 0], second_device.There.__init__
+
+    def counted(tensor, inner):
+        begin(tensor, inner)
+        storage = tensor.inner.untyped_storage()
+        if (address := storage._cdata) not in live:
+            live[address] = weakref.ref(storage, functools.partial(gone, address, storage.nbytes()))
+            now[0] += storage.nbytes()
+            now[1] = max(now)
+
+    def gone(address, size, _):
+        del live[address]
+        now[0] -= size
+
+    monkeypatch.setattr(second_device.There, "__init__", counted)
+    save_file(family_tensors("sdxl"), tmp_path / "toy-sdxl.safetensors")
+    config = change(config, base_model={"path": str(tmp_path / "toy-sdxl.safetensors")}, lora={"dropout": 0.0})
+    memory = {"second_card": "card", "second_card_share": 0.5, "checkpointing": "0"}
+    two = change(config, memory=memory, train={"steps": 2, "resolution": 128})
+    outline = preflight.outline_run(two)
+    shape = preflight.largest_micro_batch(two, run(two, tmp_path / "there").plan, outline.base)
+    plain = two.memory.replace(attention="math")  # as the pretended card computes it
+    assert preflight.estimate_run(two, outline, plain, shape, CPU).beside == pytest.approx(now[1], rel=0.1)
