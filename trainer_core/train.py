@@ -134,6 +134,7 @@ def carry_out(
         run.base.free()
         if run.live is not None:
             run.live.free()
+        run.programs.free()
         run.network.release()  # a traceback may keep this frame alive, but not the weights
         empty_cache(device)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import sys
 from collections import Counter
 
@@ -13,9 +14,11 @@ from tiny_models import model_of, network_on, tiny_unet
 
 from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig
 from lora_atelier.trainer_core.memory import (
+    BUDGETS,
     LEVELS,
     PARTS,
     SEGMENTS,
+    WHOLE,
     Stream,
     activations_in_ram,
     check_weights,
@@ -353,6 +356,43 @@ def test_blocks_that_are_alike_are_compiled_once_and_compute_the_same(plain):
     torch._dynamo.reset()
 
 
+def programs_for(lengths, sizes=((8, 8),), block="BasicTransformerBlock", blocks=1):
+    """Count the compiled programs after each pass with a text of some tokens; also check its bits.
+
+    A length with a minus is padded, and the padding masked. blocks: of that kind that are compiled.
+    """
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    unet, counts, notes = tiny_unet().requires_grad_(False).eval(), [], []
+    chosen = [unit for unit in units(unet) if block in type(unit[0]).__name__ and unit[1] >= WHOLE][:blocks]
+    draws = torch.Generator().manual_seed(1)
+    with room_for_programs(True):
+        programs = compile_blocks(chosen, notes.append, "eager")
+        for length, size in itertools.product(lengths, sizes):
+            words = torch.randn(1, abs(length), 64, generator=draws)
+            mask = {"encoder_attention_mask": torch.ones(1, -length, dtype=torch.bool)} if length < 0 else {}
+            given = torch.randn(1, 4, *size, generator=draws), torch.tensor([5]), words
+            found = []
+            for programs.in_use in (True, False):
+                found.append(unet(*given, **mask).sample)
+            assert torch.equal(*found) and not notes
+            counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    torch._dynamo.reset()
+    return counts
+
+
+def test_a_text_of_any_length_needs_two_programs_of_a_block():
+    """One for the first length, one for all others, and as many where a text is padded and masked."""
+    assert programs_for([77, 154, 231, 2464, 77]) == [1, 2, 2, 2, 2]
+
+
+@pytest.mark.thorough
+def test_texts_and_pictures_of_any_size_need_few_programs_of_a_model():
+    assert programs_for([77, 154, -154, 231, -231, -385]) == [1, 2, 3, 3, 4, 4]
+    sizes = [(8, 8), (8, 16), (16, 8), (16, 16), (8, 24)]
+    assert programs_for([77, 154, 231], sizes, block="", blocks=99)[-1] <= 13
+
+
 @pytest.mark.thorough
 def test_blocks_that_multiply_in_8_bits_are_compiled_too():
     def keep(unet):
@@ -412,10 +452,13 @@ def test_rungs_go_from_fast_to_small_and_leave_what_is_fixed():
     found = rungs(MemoryConfig(), gpu)
     assert [rung.checkpointing for rung in found] == [*LEVELS, "full", "full", "full"]
     assert [rung.offload_weights for rung in found][-4:] == ["none", "none", "half", "all"]
-    for config in (MemoryConfig(compile=True), MemoryConfig()):  # compiled blocks would fall into pieces
-        assert [rung.checkpointing for rung in rungs(config, CPU, parts=config.compile)] == list(
-            [*LEVELS[:1], *LEVELS[2:], *SEGMENTS]
-        )
+    found = [rung.checkpointing for rung in rungs(MemoryConfig(), CPU, parts=False)]
+    assert found == [*LEVELS[:1], *LEVELS[2:], *SEGMENTS]
+    # The compiler chooses within blocks, which would fall into pieces if parts of them were recomputed.
+    found = rungs(MemoryConfig(compile=True), gpu)
+    assert [rung.checkpointing for rung in found] == ["0", *BUDGETS, *["full"] * 4]
+    for budget in BUDGETS:
+        assert {rung.checkpointing for rung in rungs(MemoryConfig(compile=True, checkpointing=budget), gpu)} == {budget}
     chosen = rungs(MemoryConfig(checkpointing=PARTS, compile=True), CPU, parts=False)
     assert [rung.checkpointing for rung in chosen] == [PARTS]
     fixed = rungs(MemoryConfig(checkpointing="2", offload_activations="off"), gpu)

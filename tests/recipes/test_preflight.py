@@ -6,7 +6,7 @@ from prepared import NeverLoaded, Ready, estimated
 from tiny_runs import change, run, run_with_notes, tiny_config
 
 from lora_atelier.trainer_core.config import MemoryConfig
-from lora_atelier.trainer_core.memory import LEVELS
+from lora_atelier.trainer_core.memory import BUDGETS, LEVELS
 from lora_atelier.trainer_core.preflight import memory as preflight
 from lora_atelier.trainer_core.preflight.estimate import Encoding, Estimate, LiveBytes, estimate_encoding
 from lora_atelier.trainer_core.preflight.memory import encoding_of
@@ -49,6 +49,11 @@ def run_and_estimate(config, folder):
 def test_each_level_needs_less(config, totals):
     totals = list(totals(config).values())
     assert totals == sorted(totals, reverse=True) and totals[-1] < 0.8 * totals[0]
+
+
+def test_a_smaller_budget_of_the_compiler_needs_less_and_all_need_more_than_recomputed_blocks(config, totals):
+    first, *_, last = (estimated(config, budget).total for budget in list(BUDGETS)[:: len(BUDGETS) - 1])
+    assert totals(config)["0"] > first > last > totals(config)["full"]
 
 
 def test_what_fits_is_not_slowed_down_and_what_does_not_takes_the_first_level_that_does(

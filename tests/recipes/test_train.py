@@ -32,7 +32,7 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.data import fit
 from lora_atelier.trainer_core.data.scan import PLACE, Index
-from lora_atelier.trainer_core.memory import compile_blocks
+from lora_atelier.trainer_core.memory import Kind, Programs, compile_blocks
 from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.models.sd import load_base_model
 from lora_atelier.trainer_core.objective import objective
@@ -205,6 +205,23 @@ def test_where_only_the_backward_pass_cannot_be_compiled_the_run_continues_witho
     found = run(change(config, memory={"compile": True}), tmp_path, note=notes.append)
     assert found.losses == pytest.approx(plain(config).losses, rel=1e-5)
     assert ["no kernel for this" in note for note in notes if note.startswith("torch.compile failed")] == [True]
+
+
+def test_the_compiler_is_told_its_budget_and_the_run_why_no_kernels_are_recorded(config, tmp_path, monkeypatch):
+    made, notes = [], []
+
+    def none(units, note):
+        made.append(Programs(note))
+        return made[0]
+
+    monkeypatch.setattr(prepare, "compile_blocks", none)
+    memory = {"compile": True, "checkpointing": "budget 0.25", "cuda_graphs": True}
+    config = change(config, train={"steps": 1})
+    run(change(config, memory=memory), tmp_path, note=notes.append)
+    assert made[0].kind == Kind(0.25, graphs=False)
+    assert any("CUDA graphs are left out: they are for NVIDIA GPUs, and this run is on cpu." in note for note in notes)
+    with pytest.raises(ValueError, match=r"budget 0\.25 is the compiler's, and the model is not compiled; set compile"):
+        run(change(config, memory={**memory, "compile": False}), tmp_path)
 
 
 AGAIN = [pytest.param(kind, marks=pytest.mark.thorough) for kind in ("float32", "bfloat16", "float8", "int8")]

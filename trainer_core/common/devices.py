@@ -24,7 +24,8 @@ class DeviceKind:
     differentiates solutions of linear systems. kernels: torch has kernels of attention to choose among. channels_last:
     its convolutions in 16 bits want that order of memory. pages: its memory can go over to the RAM page by page. sends:
     torch's backend by which its processes exchange tensors; "" where one process uses it.
-    scaled: torch multiplies float8 by rows there; elsewhere that is imitated.
+    scaled: torch multiplies float8 by rows there; elsewhere that is imitated. graphs: torch's compiler records
+    kernels once and starts them together.
     """
 
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
@@ -38,6 +39,7 @@ class DeviceKind:
     pages: bool = False
     sends: str = ""
     scaled: bool = False
+    graphs: bool = False
 
 
 SIXTEEN = (torch.bfloat16, torch.float16)
@@ -45,7 +47,7 @@ KINDS = {
     # 16 bits are slower than float32 on most processors, and torch's allocator there gives out what was asked for.
     "cpu": DeviceKind(shares_ram=True, block=1, reserve=0),
     # NVIDIA's, and AMD's with ROCm, which torch calls by the same name. Tensor cores read channels last.
-    "cuda": DeviceKind(SIXTEEN, kernels=True, channels_last=True, pages=True, sends="nccl", scaled=True),
+    "cuda": DeviceKind(SIXTEEN, kernels=True, channels_last=True, pages=True, sends="nccl", scaled=True, graphs=True),
     # Intel's. It has one kernel of attention, its own, which a choice among CUDA's would rule out.
     "xpu": DeviceKind(SIXTEEN, sends="xccl"),
     # Apple's. Its memory is the RAM. float16 needs a scaled loss, so that macOS before 14 has float32. It lacks

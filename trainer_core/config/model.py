@@ -185,14 +185,28 @@ class MemoryConfig(Config):
     NODE: ClassVar = "Memory"
 
     checkpointing: Literal[
-        "auto", "0", "feed-forward", "1", "2", "3", "4", "full", "segments of 2", "segments of 4"
+        "auto",
+        "0",
+        "feed-forward",
+        "1",
+        "2",
+        "3",
+        "4",
+        "full",
+        "segments of 2",
+        "segments of 4",
+        "budget 0.75",
+        "budget 0.5",
+        "budget 0.25",
+        "budget 0.1",
     ] = _beside(
         "auto",
         "Gradient checkpointing: how much is computed twice instead of kept. 0 = nothing: fastest. full = every "
         "block: least memory, about a third slower. The levels between save most for the least time first. "
         "feed-forward: only the feed-forward parts of blocks; for a linked model auto never takes it. segments of 2, "
         "of 4: as full, but of so many blocks in a row only the first one's input is kept; slower by an eighth, a "
-        "fifth.",
+        "fifth. budget 0.75 to 0.1: with compile, the share of what blocks keep that the compiler may keep; it "
+        "recomputes what costs least.",
     )
     offload_weights: Literal["auto", "none", "half", "all", "file"] = _beside(
         "auto",
@@ -250,6 +264,14 @@ class MemoryConfig(Config):
         "How the frozen linear layers of the model's blocks multiply. int8, float8: in 8 bits, each row of a weight "
         "and each token by a scale of its own; blocks that differ too much on the first batch stay exact. auto: int8 "
         "on a CPU that is faster by it, else exact.",
+        advanced=True,
+        optional=True,
+    )
+    cuda_graphs: bool = _beside(
+        False,
+        "With compile, on NVIDIA GPUs: records the kernels of a block once and starts them together, which helps where "
+        "kernels are small, as with one picture a step. Left off, with a sentence before the run, where a step is more "
+        "than one picture, or where weights or activations are moved or blocks recomputed. Not measured on a card yet.",
         advanced=True,
         optional=True,
     )

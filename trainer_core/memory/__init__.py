@@ -2,7 +2,7 @@
 
 from .attention import attention_kernel, check_attention, plain_attention
 from .cards import bytes_beside, check_second_card, counted_beside, is_beside, place, second_card
-from .compiled import Programs, compile_blocks, room_for_programs
+from .compiled import Kind, Programs, compile_blocks, room_for_programs
 from .device import (
     DTYPES,
     begin_peak,
@@ -28,9 +28,9 @@ from .eight_bits import (
     rounded,
     takes_sides,
 )
-from .gradient_checkpointing import FULL, LEVELS, PARTS, SEGMENTS, WHOLE, keep_activations, recompute
+from .gradient_checkpointing import BUDGETS, FULL, LEVELS, PARTS, SEGMENTS, WHOLE, keep_activations, recompute
 from .messages import are_free
-from .setup import describe, kept_activations, moves_weights, prepare, rungs
+from .setup import describe, kept_activations, moves_weights, prepare, rungs, why_no_graphs
 from .stream import Stream, activations_in_ram
 from .tensor_float import tensor_float
 from .weights import (
@@ -58,6 +58,7 @@ from .weights import (
 from .written import Watched, copied_before_written
 
 __all__ = [
+    "BUDGETS",
     "DTYPES",
     "FULL",
     "HOLDS",
@@ -71,6 +72,7 @@ __all__ = [
     "STORED",
     "WHOLE",
     "Kept",
+    "Kind",
     "Programs",
     "Stream",
     "Watched",
@@ -128,5 +130,6 @@ __all__ = [
     "to_devices",
     "total_bytes",
     "weight_bytes",
+    "why_no_graphs",
     "with_room",
 ]

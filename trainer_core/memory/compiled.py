@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,11 +13,65 @@ from .gradient_checkpointing import WHOLE, Unit
 PROGRAMS = 128  # compiled programs of one function at most
 
 
+class Kind(NamedTuple):
+    """What the compiler is asked for."""
+
+    budget: float = 1.0  # share of what a block would keep for its backward pass that it may keep
+    graphs: bool = False  # CUDA graphs: the kernels are recorded once and started together
+
+
+PLAIN = Kind()
+
+
+class Backend:
+    """A backend of torch.compile with settings that hold for its own work alone, not for the process.
+
+    The choice of what is kept and what is recomputed is made there.
+    """
+
+    def __init__(self, backend: Any, kind: Kind) -> None:
+        self.backend, self.kind = backend, kind
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        """Compile a graph, and choose what it keeps."""
+        from torch._dynamo import lookup_backend
+        from torch._functorch import config
+
+        graphs = {"config_patches": {"triton.cudagraphs": True}} if self.kind.graphs else {}
+        with config.patch(activation_memory_budget=self.kind.budget):
+            return lookup_backend(self.backend)(graph, inputs, **graphs)
+
+
 class Programs:
     """The compiled blocks of a model; once one fails to compile, all run uncompiled."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self.note, self.in_use = note, True
+    def __init__(self, note: Callable[[str], None], backend: Any = "inductor") -> None:
+        self.note, self.in_use, self.kind = note, True, PLAIN
+        self._backends: dict[Kind, Any] = {PLAIN: backend}  # one for all blocks, or equal ones would share no program
+        self._recorded = False  # whether steps may have recorded CUDA graphs
+
+    def backend(self, kind: Kind) -> Any:
+        """Give the backend that compiles so."""
+        if kind not in self._backends:
+            self._backends[kind] = Backend(self._backends[PLAIN], kind)
+        return self._backends[kind]
+
+    def begin_step(self) -> None:
+        """Let recorded kernels write over what those of the step before left.
+
+        Without this call torch would guess where a step begins, and guess wrong where there are several passes.
+        """
+        if self.kind.graphs and self.in_use:
+            torch.compiler.cudagraph_mark_step_begin()
+            self._recorded = True
+
+    def free(self) -> None:
+        """Free what CUDA graphs hold, and forget where steps began: other programs of the process mark none."""
+        if self._recorded:
+            from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+            reset_cudagraph_trees()
+            self._recorded = False
 
     def end_for(self, error: RuntimeError) -> bool:
         """Tell whether an error comes from the compiler; if so, switch compiling off and send a note.
@@ -37,14 +91,19 @@ class Programs:
 class Compiled:
     """A forward that is compiled at its first call, and runs uncompiled if that fails."""
 
-    def __init__(self, forward: Callable[..., Any], programs: Programs, backend: Any) -> None:
-        self.forward, self.compiled, self.programs = forward, torch.compile(forward, backend=backend), programs
+    def __init__(self, forward: Callable[..., Any], programs: Programs) -> None:
+        self.forward, self.programs = forward, programs
+        self._compiled: dict[Kind, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled forward, or the plain one after a block failed to compile."""
         if self.programs.in_use:
+            # Without gradients nothing is kept. Samplers keep predictions, which recorded kernels would write over.
+            kind = self.programs.kind if torch.is_grad_enabled() else PLAIN
+            if kind not in self._compiled:
+                self._compiled[kind] = torch.compile(self.forward, backend=self.programs.backend(kind))
             try:
-                return self.compiled(*args, **kwargs)
+                return self._compiled[kind](*args, **kwargs)
             except RuntimeError as error:
                 if not self.programs.end_for(error):
                     raise
@@ -73,7 +132,7 @@ def compile_blocks(units: Iterable[Unit], note: Callable[[str], None], backend: 
     note: called with a sentence if compiling fails. backend: torch.compile's. Call it before `recompute`, which stays
     outside the compiled code.
     """
-    programs = Programs(note)
+    programs = Programs(note, backend)
     for block in (unit for unit, least in units if least >= WHOLE):
-        block.forward = Compiled(block.forward, programs, backend)
+        block.forward = Compiled(block.forward, programs)
     return programs

@@ -21,6 +21,7 @@ LEVELS = ("0", PARTS, "1", "2", "3", "4", "full")
 WHOLE = LEVELS.index("1")  # the lowest level of a whole block
 FULL = LEVELS[-1]
 SEGMENTS = {f"segments of {count}": count for count in (2, 4)}  # every block, and all inputs but the first of so many
+BUDGETS = {f"budget {share}": share for share in (0.75, 0.5, 0.25, 0.1)}  # of what blocks keep; the compiler recomputes
 
 
 class Recomputed:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ..common.devices import kind_of
-from ..config import MemoryConfig
+from ..config import MemoryConfig, RunConfig, setting
 from .eight_bits import chosen_compute
-from .gradient_checkpointing import FULL, LEVELS, PARTS, SEGMENTS, Unit, recompute
+from .gradient_checkpointing import BUDGETS, FULL, LEVELS, PARTS, SEGMENTS, WHOLE, Unit, recompute
 from .stream import Stream, activations_in_ram
 from .weights import IN_FILE, SHARES, keep_weights, kept_layers
 
@@ -22,12 +22,16 @@ from .weights import IN_FILE, SHARES, keep_weights, kept_layers
 # backward pass, and moving it frees no more than its size. To compute an input again by the block before costs more
 # than either, and saves nothing on a card whose inputs have gone to RAM: it is left where they cannot go.
 RUNGS = (
-    *((level, "none", "off") for level in LEVELS),
+    (LEVELS[0], "none", "off"),
+    *((budget, "none", "off") for budget in BUDGETS),
+    *((level, "none", "off") for level in LEVELS[1:]),
     (FULL, "none", "on"),
     (FULL, "half", "on"),
     (FULL, "all", "on"),
     *((segments, "all", "off") for segments in SEGMENTS),
 )
+# A compiler recomputes the cheapest operations of every block first, and so takes the place of the levels between.
+WHOLE_LEVELS = LEVELS[WHOLE:-1]
 # Where somebody wants less to be recomputed, all that blocks keep would move: weights move first.
 WEIGHTS_FIRST = ((FULL, "none", "off"), (FULL, "half", "off"), (FULL, "all", "off"), (FULL, "all", "on"))
 
@@ -40,8 +44,11 @@ def rungs(config: MemoryConfig, device: torch.device, *, parts: bool = True) -> 
     fields = ("checkpointing", "offload_weights", "offload_activations")
     found: list[MemoryConfig] = []
     stay = config.offload_activations == "off" or bool(config.second_card) or kind_of(device).shares_ram
+    compiled = config.compile and parts
     for rung in RUNGS if config.checkpointing in ("auto", FULL) else WEIGHTS_FIRST:
         if rung[0] == PARTS and config.checkpointing == "auto" and (config.compile or not parts):
+            continue
+        if config.checkpointing == "auto" and rung[0] in (WHOLE_LEVELS if compiled else BUDGETS):
             continue
         if rung[0] in SEGMENTS and not stay:
             continue
@@ -63,9 +70,36 @@ def moves_weights(memory: MemoryConfig) -> bool:
     return SHARES.get(memory.offload_weights, 0.0) > 0
 
 
+def why_no_graphs(config: RunConfig, memory: MemoryConfig, device: torch.device) -> str:
+    """Say why a run records no CUDA graphs, as far as its settings decide that; "" if it may.
+
+    They need every tensor at its place in all steps, and a backward pass that starts no forward pass. memory: the
+    settings in use.
+    """
+    train, lora = config.train, config.lora
+    if not memory.compile:
+        return f"{setting('memory.compile')} is off"
+    if not kind_of(device).graphs:
+        return f"they are for NVIDIA GPUs, and this run is on {device.type}"
+    if config.base_model.connected is not None:
+        return "ComfyUI moves the weights of a connected model"
+    if train.batch_size * train.accumulate > 1:
+        return f"a step has more than one picture, by {setting('train.batch_size')} or {setting('train.accumulate')}"
+    if moves_weights(memory):
+        return "weights move to the GPU in every step"
+    if memory.offload_activations == "on":
+        return "activations move to RAM and back"
+    if memory.checkpointing != LEVELS[0] and memory.checkpointing not in BUDGETS:
+        return f"gradient checkpointing {memory.checkpointing} runs blocks again in the backward pass"
+    if lora.dropout or lora.rank_dropout or lora.module_dropout:
+        return "dropout is drawn outside of them"
+    return ""
+
+
 def describe(memory: MemoryConfig) -> str:
     """Describe settings: "gradient checkpointing 2", "gradient checkpointing full, half of the weights in RAM"."""
-    words = [f"gradient checkpointing {memory.checkpointing}"]
+    by = " of the compiler" if memory.checkpointing in BUDGETS else ""
+    words = [f"gradient checkpointing {memory.checkpointing}{by}"]
     if memory.offload_weights in ("half", "all"):
         words.append(("half of the weights" if memory.offload_weights == "half" else "the weights") + " in RAM")
     if memory.offload_weights == IN_FILE:

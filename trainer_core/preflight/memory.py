@@ -14,6 +14,7 @@ from ..common.wording import names
 from ..config import MemoryConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..memory import (
+    BUDGETS,
     DTYPES,
     IN_FILE,
     STORED,
@@ -34,6 +35,7 @@ from ..memory import (
 from ..models import BaseModel, word_ids
 from ..networks.rounded import rounding_layers
 from ..objective import Objective, other_captions, strengths, terms_of, texts_beside
+from .budget import hold
 from .estimate import Encoding, Estimate, LargestBatch, estimate_encoding, estimate_step
 from .outline import Outline, outline_run, trains_text
 
@@ -175,7 +177,9 @@ def estimate_run(
     place(base.denoiser.units(), memory, meta)
     if not trains_text(config, base):
         base.free("text")
+    hold(base.denoiser.units(), 1)
     prepare(base, memory, config.base_model.weights, meta, Stream(meta))
+    hold(base.denoiser.units(), BUDGETS.get(memory.checkpointing, 1))
     if memory.compute in STORED:
         for layers in rounding_layers(base).values():
             multiply_in(memory.compute, layers)

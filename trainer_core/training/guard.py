@@ -68,6 +68,7 @@ class Guard:
         if first:
             self._saving.back_up()
         self._tries += 1
+        run.programs.begin_step()
         try:
             yield self._keep
         except Repeat:

@@ -33,8 +33,10 @@ from ..data.scan import PLACE, Index, manifest_digest, manifest_parts, scan
 from ..lora_files.continued import Continued, check_lora_files, load_continued
 from ..lora_files.merge import merge_beneath
 from ..memory import (
+    BUDGETS,
     DTYPES,
     IN_FILE,
+    Kind,
     Programs,
     Stream,
     check_attention,
@@ -48,6 +50,7 @@ from ..memory import (
     prepare,
     recompute,
     release_rounded,
+    why_no_graphs,
 )
 from ..models import BaseModel, check_weighted, word_ids
 from ..networks import Network, remarks_on_algorithm
@@ -133,6 +136,11 @@ def check_settings(job: Job) -> None:
     check_compute(config.memory.compute, job.device, config.base_model.weights)
     check_in_file(config)
     check_cards(job)
+    if config.memory.checkpointing in BUDGETS and not config.memory.compile:
+        raise ValueError(
+            f"The {config.memory.checkpointing} is the compiler's, and the model is not compiled; set "
+            f"{setting('memory.compile')} to on, or {setting('memory.checkpointing')} to auto."
+        )
     for name in ("weights", "text_weights"):
         check_weights(getattr(config.base_model, name), name, job.device)
 
@@ -246,8 +254,10 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
         *optimizer_remarks(config.optimizer),
     )
     anew = (ANEW,) if config.memory.encodings == "none" else ()
+    why = why_no_graphs(config, ladder[0], job.device) if config.memory.cuda_graphs else ""
     for sentence in (
         needed,
+        *((f"CUDA graphs are left out: {why}.",) if why else ()),
         *anew,
         *compute_remarks(config.memory.compute, outline.base, job.device, config.base_model.weights),
         *job.source.remarks(),
@@ -403,6 +413,10 @@ def apply_memory(run: Run, memory: MemoryConfig) -> None:
     base, weights, run.memory = run.base, run.config.base_model.weights, memory
     if base.host is not None:  # what is held needs memory, too
         release_rounded(base.denoiser.module.modules())
+    why = why_no_graphs(run.config, memory, run.device)
+    if run.programs.kind.graphs and why:
+        run.callbacks.note(f"CUDA graphs are left out from here on: {why}.")
+    run.programs.kind = Kind(BUDGETS.get(memory.checkpointing, 1.0), graphs=memory.cuda_graphs and not why)
     with run.network.detached():
         prepare(base, memory, weights, run.device, run.stream)
     for text in base.text.encoders:
