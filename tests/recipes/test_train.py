@@ -6,6 +6,7 @@ import math
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_runs
@@ -15,7 +16,7 @@ from lora_runs import metadata_in
 from PIL import Image
 from prepared import NeverLoaded, without_estimates
 from safetensors.torch import load_file, save_file
-from tiny_models import family_tensors, fill, network_in, tiny_text_encoder
+from tiny_models import family_tensors, fill, model_of, network_in, tiny_text_encoder, tiny_unet
 from tiny_runs import change, tiny_config
 
 from lora_atelier.trainer_core.common.tensor_tree import load_state, pack
@@ -28,17 +29,20 @@ from lora_atelier.trainer_core.config import (
     DatasetConfig,
     LoraConfig,
     MaskConfig,
+    MemoryConfig,
     SampleConfig,
 )
 from lora_atelier.trainer_core.data import fit
 from lora_atelier.trainer_core.data.scan import PLACE, Index
-from lora_atelier.trainer_core.memory import Kind, Programs, compile_blocks
+from lora_atelier.trainer_core.memory import WHOLE, Compiling, Programs, compile_blocks
+from lora_atelier.trainer_core.memory.gradient_checkpointing import Recomputed
 from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.models.sd import load_base_model
+from lora_atelier.trainer_core.models.sd.units import units
 from lora_atelier.trainer_core.objective import objective
 from lora_atelier.trainer_core.preflight.curation import last_fits, misfits
 from lora_atelier.trainer_core.runs import open_run
-from lora_atelier.trainer_core.training import prepare
+from lora_atelier.trainer_core.training import guard, prepare
 from lora_atelier.trainer_core.training.checkpoint import read_history
 
 
@@ -218,10 +222,31 @@ def test_the_compiler_is_told_its_budget_and_the_run_why_no_kernels_are_recorded
     memory = {"compile": True, "checkpointing": "budget 0.25", "cuda_graphs": True}
     config = change(config, train={"steps": 1})
     run(change(config, memory=memory), tmp_path, note=notes.append)
-    assert made[0].kind == Kind(0.25, graphs=False)
+    assert made[0].kind == Compiling(0.25, graphs=False)
     assert any("CUDA graphs are left out: they are for NVIDIA GPUs, and this run is on cpu." in note for note in notes)
     with pytest.raises(ValueError, match=r"budget 0\.25 is the compiler's, and the model is not compiled; set compile"):
         run(change(config, memory={**memory, "compile": False}), tmp_path)
+
+
+def test_where_nothing_is_compiled_no_other_budget_is_tried(config, tmp_path, monkeypatch):
+    def failed(units, note):
+        programs = Programs(note)
+        programs.in_use = False
+        return programs
+
+    out_of_memory_at(monkeypatch, 2)
+    monkeypatch.setattr(prepare, "compile_blocks", failed)
+    rungs = [MemoryConfig(compile=True, checkpointing=level) for level in ("budget 0.5", "budget 0.25", "full")]
+    with without_estimates(rungs), pytest.raises(RuntimeError, match="at step 2 with gradient checkpointing full"):
+        run(change(config, memory={"compile": True, "checkpointing": "auto"}), tmp_path)
+
+
+def test_a_look_at_the_first_batches_recomputes_what_a_budget_would_keep():
+    unet, seen = tiny_unet(), []
+    blocks = [unit for unit, least in units(unet) if least >= WHOLE]
+    looking = SimpleNamespace(base=model_of(unet), memory=MemoryConfig(compile=True, checkpointing="budget 0.5"))
+    guard.looked_at(looking, [looking.memory], lambda _: seen.extend(isinstance(b.forward, Recomputed) for b in blocks))
+    assert seen == [True] * len(blocks) and not any(isinstance(b.forward, Recomputed) for b in blocks)
 
 
 AGAIN = [pytest.param(kind, marks=pytest.mark.thorough) for kind in ("float32", "bfloat16", "float8", "int8")]

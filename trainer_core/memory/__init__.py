@@ -2,7 +2,7 @@
 
 from .attention import attention_kernel, check_attention, plain_attention
 from .cards import bytes_beside, check_second_card, counted_beside, is_beside, place, second_card
-from .compiled import Kind, Programs, compile_blocks, room_for_programs
+from .compiled import Compiling, Programs, compile_blocks, room_for_programs
 from .device import (
     DTYPES,
     begin_peak,
@@ -71,8 +71,8 @@ __all__ = [
     "SHARES",
     "STORED",
     "WHOLE",
+    "Compiling",
     "Kept",
-    "Kind",
     "Programs",
     "Stream",
     "Watched",

@@ -13,14 +13,14 @@ from .gradient_checkpointing import WHOLE, Unit
 PROGRAMS = 128  # compiled programs of one function at most
 
 
-class Kind(NamedTuple):
+class Compiling(NamedTuple):
     """What the compiler is asked for."""
 
     budget: float = 1.0  # share of what a block would keep for its backward pass that it may keep
     graphs: bool = False  # CUDA graphs: the kernels are recorded once and started together
 
 
-PLAIN = Kind()
+PLAIN = Compiling()
 
 
 class Backend:
@@ -29,7 +29,7 @@ class Backend:
     The choice of what is kept and what is recomputed is made there.
     """
 
-    def __init__(self, backend: Any, kind: Kind) -> None:
+    def __init__(self, backend: Any, kind: Compiling) -> None:
         self.backend, self.kind = backend, kind
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
@@ -47,10 +47,11 @@ class Programs:
 
     def __init__(self, note: Callable[[str], None], backend: Any = "inductor") -> None:
         self.note, self.in_use, self.kind = note, True, PLAIN
-        self._backends: dict[Kind, Any] = {PLAIN: backend}  # one for all blocks, or equal ones would share no program
+        # One for all blocks, or equal ones would share no program.
+        self._backends: dict[Compiling, Any] = {PLAIN: backend}
         self._recorded = False  # whether steps may have recorded CUDA graphs
 
-    def backend(self, kind: Kind) -> Any:
+    def backend(self, kind: Compiling) -> Any:
         """Give the backend that compiles so."""
         if kind not in self._backends:
             self._backends[kind] = Backend(self._backends[PLAIN], kind)
@@ -93,7 +94,7 @@ class Compiled:
 
     def __init__(self, forward: Callable[..., Any], programs: Programs) -> None:
         self.forward, self.programs = forward, programs
-        self._compiled: dict[Kind, Callable[..., Any]] = {}
+        self._compiled: dict[Compiling, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled forward, or the plain one after a block failed to compile."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ..config import MemoryConfig, setting
-from ..memory import give_back, out_of_memory
+from ..memory import BUDGETS, FULL, WHOLE, give_back, keep_activations, out_of_memory, recompute
 from ..memory.messages import looked_at_with_less, never_fits, repeated_with_less
 from ..optim import arguments, sum_of_norms
 from .prepare import apply_memory
@@ -28,16 +28,36 @@ def looked_at(run: Run, ladder: list[MemoryConfig], look: Callable[[Run], None])
     waits for it before all are done.
     """
     try:
-        return look(run)
+        with _without_budget(run):
+            return look(run)
     except RuntimeError as error:
         if not out_of_memory(error) or len(ladder) == 1:
             raise
         traceback.clear_frames(error.__traceback__)  # they hold the tensors of the failed pass
     give_back(run.device)
-    del ladder[0]
+    ladder[:] = _smaller(ladder, compiled=False)
     apply_memory(run, ladder[0])
     run.callbacks.note(looked_at_with_less(ladder[0]))
-    look(run)
+    with _without_budget(run):
+        look(run)
+
+
+@contextmanager
+def _without_budget(run: Run) -> Iterator[None]:
+    """Recompute blocks where a look runs them uncompiled: they would keep all that the compiler does not."""
+    denoiser, budget = run.base.denoiser, run.memory.checkpointing in BUDGETS
+    blocks = [unit for unit, least in denoiser.units() if least >= WHOLE] if budget else []
+    recompute([(block, WHOLE) for block in blocks], FULL, copies=denoiser.written is not None)
+    try:
+        yield
+    finally:
+        keep_activations(blocks)
+
+
+def _smaller(ladder: Sequence[MemoryConfig], *, compiled: bool) -> list[MemoryConfig]:
+    """List the settings below the first ones; another budget is none where nothing is compiled."""
+    now = ladder[0].checkpointing
+    return [each for each in ladder[1:] if compiled or each.checkpointing not in BUDGETS or each.checkpointing == now]
 
 
 class Repeat(Exception):
@@ -87,9 +107,10 @@ class Guard:
             if updating and first:
                 run.world.agree(("repeat",))
             self._undo(back=updating and first)
-            if (updating and not first) or self._tries == MOST_TRIES or len(self._ladder) == 1:
+            smaller = _smaller(self._ladder, compiled=run.programs.in_use)
+            if (updating and not first) or self._tries == MOST_TRIES or not smaller:
                 raise RuntimeError(never_fits(run.at + 1, run.memory)) from None
-            del self._ladder[0]
+            self._ladder = smaller
             apply_memory(run, self._ladder[0])
             run.callbacks.note(repeated_with_less(run.at + 1, self._ladder[0]))
 

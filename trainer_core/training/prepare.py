@@ -36,7 +36,7 @@ from ..memory import (
     BUDGETS,
     DTYPES,
     IN_FILE,
-    Kind,
+    Compiling,
     Programs,
     Stream,
     check_attention,
@@ -416,7 +416,7 @@ def apply_memory(run: Run, memory: MemoryConfig) -> None:
     why = why_no_graphs(run.config, memory, run.device)
     if run.programs.kind.graphs and why:
         run.callbacks.note(f"CUDA graphs are left out from here on: {why}.")
-    run.programs.kind = Kind(BUDGETS.get(memory.checkpointing, 1.0), graphs=memory.cuda_graphs and not why)
+    run.programs.kind = Compiling(BUDGETS.get(memory.checkpointing, 1.0), graphs=memory.cuda_graphs and not why)
     with run.network.detached():
         prepare(base, memory, weights, run.device, run.stream)
     for text in base.text.encoders:

@@ -22,7 +22,7 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.memory import (
     BUDGETS,
     WHOLE,
-    Kind,
+    Compiling,
     compile_blocks,
     moves_weights,
     room_for_programs,
@@ -82,7 +82,7 @@ def test_a_budget_keeps_less_and_gives_the_same_gradients():
     programs = compile_blocks(units, notes.append, CHOOSING)
     torch._dynamo.utils.counters.clear()
     for number, budget in enumerate((1.0, BUDGETS["budget 0.75"], BUDGETS["budget 0.25"]), 1):
-        programs.kind = Kind(budget)
+        programs.kind = Compiling(budget)
         found, kept = passed(blocks, x)
         assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected, strict=True))
         assert kept <= budget * whole
@@ -90,7 +90,7 @@ def test_a_budget_keeps_less_and_gives_the_same_gradients():
         sizes.append(kept)
     assert sizes[0] > sizes[1] > sizes[2] > 0
     assert functorch_config.activation_memory_budget == 1 and not notes  # of the process
-    programs.kind = Kind()
+    programs.kind = Compiling()
     assert passed(blocks, x)[1] == sizes[0]
     torch._dynamo.reset()
 
@@ -125,7 +125,7 @@ def test_the_estimate_holds_what_compiled_blocks_of_a_unet_keep_or_little_more()
             hold(units(unet), budget)
             estimate = kept()
             hold(units(unet), 1)
-            compile_blocks(units(unet), pytest.fail, CHOOSING).kind = Kind(budget)
+            compile_blocks(units(unet), pytest.fail, CHOOSING).kind = Compiling(budget)
             assert 0.7 * estimate < kept() <= estimate
             for block in unet.modules():
                 block.__dict__.pop("forward", None)
@@ -180,7 +180,7 @@ def test_kernels_are_recorded_of_passes_with_gradients_and_freed_with_the_run(mo
     programs.begin_step()
     programs.free()
     assert not calls  # other programs' graphs stay
-    programs.kind = Kind(0.5, graphs=True)
+    programs.kind = Compiling(0.5, graphs=True)
     programs.begin_step()
     blocks[0](x)
     with torch.no_grad():
