@@ -7,11 +7,11 @@ from zoo.zoo import conditioning, latents
 
 
 @torch.no_grad()
-def run_once(model, name):
-    """Compute the clean latents that a model predicts for one noised sample."""
+def run_once(model, name, tokens=0):
+    """Compute the clean latents that a model predicts for one noised sample; tokens: of its text."""
     noised = latents(name)
     sigma = model.model_sampling.sigmas[len(model.model_sampling.sigmas) // 2].float().view(1)
-    captions = comfy.sampler_helpers.convert_cond(conditioning(name))
+    captions = comfy.sampler_helpers.convert_cond(conditioning(name, tokens=tokens))
     (made,) = comfy.samplers.encode_model_conds(
         model.extra_conds, captions, noised, noised.device, "positive", latent_shapes=[noised.shape]
     )

@@ -73,13 +73,16 @@ def passed(blocks, x):
     return [p.grad for p in blocks.parameters()], kept
 
 
-def test_a_budget_keeps_less_and_gives_the_same_gradients():
+@pytest.mark.parametrize(
+    "backend", [pytest.param(CHOOSING, id="as it is"), pytest.param("inductor", marks=pytest.mark.thorough)]
+)
+def test_a_budget_keeps_less_and_gives_the_same_gradients(backend):
     torch._dynamo.reset()
     x, plain = torch.randn(4, 16, 8, requires_grad=True), chain()
     expected, whole = passed(plain, x)
     blocks, notes, sizes = chain(), [], []
     units = [(block, WHOLE) for block in blocks]
-    programs = compile_blocks(units, notes.append, CHOOSING)
+    programs = compile_blocks(units, notes.append, backend)
     torch._dynamo.utils.counters.clear()
     for number, budget in enumerate((1.0, BUDGETS["budget 0.75"], BUDGETS["budget 0.25"]), 1):
         programs.kind = Compiling(budget)
