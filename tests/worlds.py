@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 from durable import Cut
-from prepared import without_estimates
+from prepared import Ready, without_estimates
 from recipes.recipes import RECIPES, Material, Recipe, configure
 from tiny_runs import run
 
@@ -165,6 +165,10 @@ def main() -> None:
     """Fork two processes with what torchrun tells its own; write how they end, below 0 by which signal."""
     folder, tokenizer = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(THREADS)
+    for job in json.loads((folder / "jobs.json").read_text()).values():  # read once for both
+        source = Ready(configure(recipe_of(job), Material(folder / "material", tokenizer)).base_model)
+        source.outline()
+        source.load(torch.float32)
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),

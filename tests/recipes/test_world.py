@@ -52,11 +52,11 @@ EXACT = {
         "recipe": "prior prediction",
         "lora": {"dtype": "bfloat16"},
         "objective": {"stratified_timesteps": True, "uncertainty_rate": 0.05},
-        "train": TWO,
+        "train": {**TWO, "steps": 2},
     },
     "inpainting, best by validation": {
         "recipe": "inpainting",
-        "train": {**TWO, "validate_every": 1, "keep_best": True},
+        "train": {**TWO, "steps": 2, "validate_every": 1, "keep_best": True},
         "own_cache": True,
     },
     "one micro-batch": {"recipe": "resumed", "train": {"steps": 3}},
@@ -77,7 +77,7 @@ EXACT = {
 }
 # The same in another order, and shares of unequal size. A pair has two backward passes, so each process has a sum.
 SUMMED = {
-    "slider of pairs": {"recipe": "slider of pairs", "train": {"steps": 3}, "own_cache": True},
+    "slider of pairs": {"recipe": "slider of pairs", "train": {"steps": 2}, "own_cache": True},
     "three of several resolutions": {"recipe": "accumulated, several resolutions", "train": {"steps": 3}},
     "five and a short last step": {
         "recipe": "masks with prior",
@@ -85,8 +85,12 @@ SUMMED = {
     },
 }
 PLAIN = {"recipe": "resumed", "train": TWO}
-# Shares of unequal size are those of the short last step; each process encodes its own in two other cases.
-AGAIN = ("three of several resolutions", "nothing kept of encodings")
+# Shares of unequal size are those of the short last step; each process encodes its own in two other cases. The first
+# case has a word of some captions, too. A Cancel is an error in one process, and memory runs out in another part.
+AGAIN = (
+    *("three of several resolutions", "nothing kept of encodings", "words of some captions", "frozen layers in 8 bits"),
+    *("cancelled", "memory of an update", "slider of pairs"),
+)
 
 
 def fails(process, where, calls, kind="error"):
@@ -205,7 +209,7 @@ def test_each_process_encodes_its_share(scene):
 
 def test_the_validation_loss_is_that_of_one_process(scene):
     name = "inpainting, best by validation"
-    assert len(told(scene, name)["validation"]) == 4  # measured in halves, one picture each
+    assert len(told(scene, name)["validation"]) == 3  # measured in halves, one picture each
     assert equal(scene / name, scene / "alone" / name)
 
 
@@ -236,7 +240,10 @@ def test_two_resume_what_one_has_begun(scene):
 @pytest.mark.parametrize(
     ("name", "number", "error", "other", "step"),
     [
-        ("cancelled", 0, "Cut: Cancel", "ProcessFailed: Process 0 of 2 failed: Cancel", 2),
+        pytest.param(
+            *("cancelled", 0, "Cut: Cancel", "ProcessFailed: Process 0 of 2 failed: Cancel", 2),
+            marks=pytest.mark.thorough,
+        ),
         ("failed", 1, "RuntimeError: the disk is gone", "ProcessFailed: Process 1 of 2 failed: the disk is gone", 2),
         (
             "leader failed",
@@ -268,7 +275,7 @@ def test_processes_with_other_pictures_are_refused(scene):
         assert "other captions, masks, pictures than process 0" in error or "other captions, pictures than" in error
 
 
-@pytest.mark.parametrize("name", ["memory of passes", "memory of an update"])
+@pytest.mark.parametrize("name", in_every_run(["memory of passes", "memory of an update"]))
 def test_a_process_out_of_memory_repeats_the_step_with_less(scene, name):
     assert told(scene, name)["error"] == told(scene, name, 1)["error"] == ""
     found, wanted = learned(scene / name), learned(scene / "alone" / "plain")
