@@ -422,7 +422,7 @@ def test_what_is_asked_for_on_the_way_and_saves_that_stay(config, tmp_path, cach
 
 
 SIZED = (  # LoRA, optimizer, the rest
-    ({}, {}, {}),
+    pytest.param({}, {}, {}, marks=pytest.mark.thorough),
     ({"dtype": "bfloat16"}, {"name": "prodigy_plus_schedule_free", "learning_rate": 1.0}, {}),
     pytest.param({"algorithm": "loha"}, {"name": "came", "ema_decay": 0.9}, {}, marks=pytest.mark.thorough),
     ({"algorithm": "full"}, {"name": "adamw8bit"}, {"save_dtype": "float32"}),
@@ -475,7 +475,7 @@ def test_the_disk_must_have_room_for_the_loras_of_sampled_steps(config, tmp_path
     told = re.search(r"([\d,]+) MB for the LoRAs of (\d+) sampled steps", str(refused.value))
     assert (int(told[2]) if told else 0) == count
     assert ("sample_every of Saves & Samples higher" in str(refused.value)) == bool(count)
-    if told:
+    if count == 2:
         one = run(change(config, train={"steps": 1}, saves={"sample_every": 0}), tmp_path, cache)
         assert 0.9 <= int(told[1].replace(",", "")) * 1e6 / (count * one.path.stat().st_size) <= 1.1
 
