@@ -1,5 +1,6 @@
 """Objectives in whole runs: what is switched on acts, repeats to the last bit, and is said before the start."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -18,6 +19,10 @@ from lora_atelier.trainer_core.objective.path import flow_noise
 from lora_atelier.trainer_core.training.batch import read_batch
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
+
+THOROUGH = functools.partial(pytest.param, marks=pytest.mark.thorough)
+# In every run each guide once, with captions from the cache or from text encoders that are trained.
+CACHED, TRAINED = [0.0, THOROUGH(1e-3)], [THOROUGH(0.0), 1e-3]
 
 EVERYTHING = ObjectiveConfig(
     min_snr_gamma=5,
@@ -126,7 +131,7 @@ def test_every_setting_changes_the_loss(config, tmp_path):
     assert apart(*losses) and all(map(math.isfinite, losses))
 
 
-@pytest.mark.parametrize(("reduction", "factor"), [("sum_batch", 2), ("sum_accumulate", 4), ("sum", 8)])
+@pytest.mark.parametrize(("reduction", "factor"), [("sum_batch", 2), ("sum_accumulate", 4), THOROUGH("sum", 8)])
 def test_a_summed_loss_is_a_multiple_of_the_mean(config, tmp_path, reduction, factor):
     """Of 4 batches of 2: gradient descent goes exactly as far as with the learning rate times the factor."""
     plain = {"momentum": 0.0, "nesterov": False}
@@ -185,7 +190,7 @@ def direction(run, micro, draws, *prompts):
     return own, one - other
 
 
-@pytest.mark.parametrize("text_rate", [0.0, 1e-3])
+@pytest.mark.parametrize("text_rate", TRAINED)
 def test_a_step_of_a_slider_is_that_of_the_paper_in_both_directions(config, tmp_path, text_rate):
     """Loss and gradient of a fresh network, computed by hand: it still predicts what the base model does."""
     config = change(config, optimizer={"text_encoder_learning_rate": text_rate})
@@ -233,7 +238,7 @@ def test_a_slider_moves_predictions_one_way_at_strength_1_and_the_other_at_minus
     assert shares[0] > 0.2 and shares[1] < -0.2, shares
 
 
-@pytest.mark.parametrize("text_rate", [0.0, 1e-3])
+@pytest.mark.parametrize("text_rate", TRAINED)
 def test_preservation_is_nothing_until_the_network_says_something_else(config, tmp_path, text_rate):
     """A fresh network predicts as the base does; later its loss is against what the base says of the other caption."""
     config = change(config, optimizer={"text_encoder_learning_rate": text_rate})
@@ -263,7 +268,7 @@ def test_the_samples_of_a_step_share_the_noise_levels_out(config, tmp_path):
         assert (drawn * len(drawn) // 1000).tolist() == list(range(len(drawn))) and len(batches) == 2
 
 
-@pytest.mark.parametrize("text_rate", [0.0, 1e-3])
+@pytest.mark.parametrize("text_rate", CACHED)
 def test_prior_prediction_holds_the_model_to_what_it_said_of_those_captions(config, tmp_path, monkeypatch, text_rate):
     """Pictures of this role have no loss while the network is fresh, and one afterwards that is against the base."""
     losses, own = [], Objective.loss
