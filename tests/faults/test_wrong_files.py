@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import struct
 from pathlib import Path
 
@@ -475,11 +476,17 @@ def test_a_part_of_a_model_in_several_files_is_named(tmp_path):
 
 
 @pytest.fixture
-def folder(checkpoint, comfyui, tmp_path):
-    """Give a diffusers folder whose text encoder and UNet are of float16 alone."""
+def folder(whole_folder, tmp_path):
+    """Give a diffusers folder of the test's own."""
+    return Path(shutil.copytree(whole_folder, tmp_path / "folder"))
+
+
+@pytest.fixture(scope="module")
+def whole_folder(checkpoint, tmp_path_factory):
+    """Write a diffusers folder whose text encoder and UNet are of float16 alone."""
     from tiny_models import tiny_unet
 
-    folder = tmp_path / "folder"
+    folder = tmp_path_factory.mktemp("whole") / "folder"
     tiny_unet().half().save_pretrained(folder / "unet", variant="fp16")
     load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint))).vae.save_pretrained(folder / "vae")
     tiny_text_encoder().save_pretrained(folder / "text_encoder")
