@@ -3,7 +3,7 @@
 import csv
 import json
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,7 +79,20 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", HOSTILE)
+# The same rule, met by another sign or in another format.
+AGAIN = (
+    *("an open quote before any delimiter", "nothing but quotes", "tabs", "a million empty lines of JSON"),
+    *("many lists", "many objects", "a list of many lines", "escapes"),
+    *("bars", "nested in the second option", "closing"),
+)
+
+
+def in_every_run(cases: Iterable[str]) -> list[Any]:
+    """Leave the cases of AGAIN to --thorough."""
+    return [pytest.param(case, marks=pytest.mark.thorough if case in AGAIN else ()) for case in cases]
+
+
+@pytest.mark.parametrize("case", in_every_run(HOSTILE))
 def test_a_hostile_table_is_refused_soon_and_in_little_memory(tmp_path: Path, case: str) -> None:
     name, content, message = HOSTILE[case]
     path = tmp_path / name
@@ -170,14 +183,7 @@ BRACES = {
 }
 
 
-# Another option, or marks without any text, are read by the same rule.
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=pytest.mark.thorough if case in ("bars", "nested in the second option") else ())
-        for case in BRACES
-    ],
-)
+@pytest.mark.parametrize("case", in_every_run(BRACES))
 def test_a_caption_of_marks_alone_is_composed_soon(case: str) -> None:
     text = BRACES[case]
     assert len(text) <= LONGEST_LINE + 2
