@@ -11,7 +11,7 @@ import sys
 
 from lora_atelier.dev import ROOT, TINY_BASE
 
-NOT_IN_THE_PACK = shutil.ignore_patterns(".*", "__pycache__", "tests", "docs", "bench")
+NOT_IN_THE_PACK = shutil.ignore_patterns(".*", "tests", "docs", "bench")  # but with what is compiled
 
 
 def test_the_core_is_usable_from_python_in_ten_lines(pictures, comfyui, tmp_path):
