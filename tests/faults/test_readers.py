@@ -137,7 +137,7 @@ def test_a_function_that_opens_a_file_is_found() -> None:
 @pytest.fixture(scope="module")
 def driven(pytestconfig: pytest.Config) -> dict[str, Any]:
     """Drive all readers in a process without asserts, so that nothing rests on one."""
-    examples = "1000" if pytestconfig.getoption("thorough") else "15"
+    examples = "1000" if pytestconfig.getoption("thorough") else "8"
     program = Path(hostile_files.__file__)
     done = subprocess.run(
         [sys.executable, "-O", "-W", "ignore", str(program), examples, "1"],
