@@ -18,8 +18,12 @@ def test_every_recipe_is_recorded_and_no_other():
     assert list(GOLDEN) == list(RECIPES)
 
 
-# Algorithms whose layers have tests of their own, against closed forms and against ComfyUI.
-AGAIN = ("loha in tucker's form", "boft", "glora", "ia3")
+AGAIN = (
+    # Algorithms whose layers have tests of their own, against closed forms and against ComfyUI.
+    *("loha in tucker's form", "boft", "glora", "ia3"),
+    # What other recipes train as well, and runs of test_train.py, test_resume.py and test_world.py compare.
+    *("continued", "one beneath", "dropouts, bounded norms", "average", "accumulated, several resolutions"),
+)
 
 
 @pytest.mark.parametrize(
