@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,15 +117,12 @@ def test_a_run_does_what_it_is_asked_and_resumes_when_queued_again(any_server: C
 
     for _ in range(2):  # "stop and keep" makes the next queue run the node again
         answers.clear()
-        result = comfy.queue(graph, on_event=stop)
+        with any_server.unhurried(0.3):
+            result = comfy.queue(graph, on_event=stop)
         assert result.ok, result.error
         assert result.did_run("train") and Path(result.outputs["path"]["text"][0]).is_file()
         assert [code for code, _ in answers] == [409, 409, 200, 200]
         assert "another Train LoRA" in answers[0][1]["error"] and "sample_prompts" in answers[1][1]["error"]
-    done = changed(graph, "train", steps=1, seed=2)
-    assert comfy.queue(done).did_run("train")
-    again = comfy.queue(done)  # while one that came to its end is remembered
-    assert again.ok and again.was_cached("train")
 
 
 @windows_rules.on_linux
@@ -133,7 +131,7 @@ def test_a_run_ends_where_windows_keeps_the_lora_of_its_stop_that_a_node_has_map
     comfy = ComfyClient(server.url)
     prompt = to_prompt(json.loads(QUICKSTART.read_text(encoding="utf-8")), comfy.first_info())
     shorten(prompt, AtelierSample={"width": 64, "height": 64, "steps": 1, "hires.steps": 1})
-    shorten(prompt, AtelierTrain={"name": "windows", "steps": 8, "resolution": 64}, AtelierSaves={"sample_steps": 1})
+    shorten(prompt, AtelierTrain={"name": "windows", "steps": 4, "batch_size": 1, "resolution": 64}, AtelierSaves={"sample_steps": 1})
 
     def stop(kind: str, data: dict, result: Result) -> None:
         if kind == "text" and data["text"].startswith("step 2"):
@@ -289,13 +287,14 @@ def close_while_training(server: ComfyServer, number: signal.Signals) -> None:
             server.process.send_signal(number)
 
     with pytest.raises((websocket.WebSocketException, OSError)):
-        comfy.queue(train_graph("closed", name="closed", steps=LONG, accumulate=8), on_event=close)
+        comfy.queue(train_graph("closed", name="closed", steps=LONG, accumulate=4), on_event=close)
     # By the signal, as without us; ComfyUI itself takes Ctrl+C for a wish and ends in good order.
     assert server.process.wait(HANGS) == (0 if number == signal.SIGINT else -number)
     assert list((server.base / "models" / "loras" / "atelier").glob("closed-stopped-at-*.safetensors"))
     assert list((server.base / "output" / "atelier" / "runs").glob("closed-*/checkpoints/step-*/weights.safetensors"))
 
 
+@pytest.mark.thorough  # test_elsewhere.py closes one so, and looks at what its run has left
 @pytest.mark.skipif(sys.platform == "win32", reason="has no signals that ask a process to end")
 def test_a_comfyui_that_is_closed_saves_the_run_first(start_comfy, tmp_path: Path) -> None:
     close_while_training(start_comfy(base=tmp_path), signal.SIGTERM)
@@ -307,7 +306,7 @@ def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
     """ComfyUI is killed, starts again without any cache of its own, two tabs queue the same graph; then Ctrl+C."""
     calm, server = server, start_comfy(base=tmp_path)
     draw_pictures(server.base / "input" / "killed")
-    graph = train_graph("killed", name="killed", steps=12, save_every=1, save_unit="steps", file_name="{name}")
+    graph = train_graph("killed", name="killed", steps=5, save_every=1, save_unit="steps", file_name="{name}")
 
     runs = server.base / "output" / "atelier" / "runs"
 
@@ -315,9 +314,10 @@ def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
         if kind == "text" and data["text"].startswith("step 1 of "):
             while not list(runs.glob("killed-*/checkpoints/step-*")):
                 assert server.process.poll() is None
+                time.sleep(0.05)
             server.kill()
 
-    with pytest.raises((websocket.WebSocketException, OSError)):
+    with server.unhurried(2), pytest.raises((websocket.WebSocketException, OSError)):
         ComfyClient(server.url).queue(graph, on_event=kill)
 
     saved = max(int(path.name.removeprefix("step-")) for path in runs.glob("killed-*/checkpoints/step-*"))
@@ -330,10 +330,10 @@ def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
     reports = "".join(result.outputs["train"]["text"][0] for result in results)
     assert "Already trained in" in reports and f"Resumed after step {saved} " in reports
     steps = [text for result in results for _, text in result.texts if text.startswith("step ")]
-    assert steps[0].startswith(f"step {saved + 1} of 12")
+    assert steps[0].startswith(f"step {saved + 1} of 5")
     (file,) = (server.base / "models" / "loras").rglob("killed*.safetensors")
     assert {result.outputs["path"]["text"][0] for result in results} == {str(file)}
-    assert metadata_in(file)["ss_steps"] == "12" and len(metadata_in(file)["atelier.run"]) == 64
+    assert metadata_in(file)["ss_steps"] == "5" and len(metadata_in(file)["atelier.run"]) == 64
     listed = clients[0].get("/atelier/runs")["runs"]
     assert [run["status"] for run in listed] == ["finished"]
 
@@ -344,7 +344,7 @@ def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
     born.mkdir(parents=True)
     shutil.copy(run / "run.json", born)
     result = ComfyClient(calm.url).queue(graph)
-    assert result.ok and any(text.startswith("step 1 of 12") for _, text in result.texts), result.error
+    assert result.ok and any(text.startswith("step 1 of 5") for _, text in result.texts), result.error
     (undisturbed,) = (calm.base / "models" / "loras").rglob("killed*.safetensors")
     assert undisturbed.read_bytes() == file.read_bytes()
     if sys.platform != "win32":
