@@ -74,7 +74,7 @@ def test_the_saves_of_a_run_are_compared_and_drawn_once(
     comfy: ComfyClient, server: ComfyServer, pictures: Path
 ) -> None:
     name = pictures.name
-    trained = comfy.queue(train_graph(name, name=name, steps=3, save_every=1, save_unit="steps", keep_last=3))
+    trained = comfy.queue(train_graph(name, name=name, steps=3, save_every=1, save_unit="steps", keep_last=3, batch_size=1))
     assert trained.ok, trained.error
     [run] = [
         path.name for path in (server.base / "output" / "atelier" / "runs").iterdir() if path.name.startswith(name)
@@ -252,13 +252,14 @@ VISIONS = [  # ComfyUI's settings of vision models, what they make of a picture,
 def test_every_vision_model_gives_one_vector_a_picture(
     comfy_modules: ModuleType, comfyui: Path, name: str, width: int, dtype: torch.dtype
 ) -> None:
-    """Of its real width, with two layers of random weights."""
+    """Of its real width, with two layers of random weights, and of few patches where their number is set."""
     import comfy.clip_vision
 
     from lora_atelier.nodes.comfyui import comparing
 
     config = json.loads((comfyui / "comfy" / name).read_text(encoding="utf-8"))
-    vision = comfy.clip_vision.ClipVisionModel({**config, "num_hidden_layers": 2})
+    few = {"image_size": 8 * config["patch_size"]} if config["image_size"] > 0 else {}
+    vision = comfy.clip_vision.ClipVisionModel({**config, **few, "num_hidden_layers": 2})
     draws = torch.Generator().manual_seed(0)
     for parameter in vision.model.parameters():
         parameter.data = (torch.randn(parameter.shape, generator=draws) * 0.02).to(dtype)
