@@ -19,6 +19,8 @@ import importlib.util, logging, sys
 
 
 async def comfy_entrypoint():
+    for name in [each for each in sys.modules if each.partition(".")[0] == "diffusers"]:
+        del sys.modules[name]  # of the process that the server is forked from
     before = set(sys.modules)
     spec = importlib.util.spec_from_file_location("atelier_probe", {root!r} + "/__init__.py")
     sys.modules[spec.name] = pack = importlib.util.module_from_spec(spec)
@@ -58,9 +60,12 @@ def test_the_pack_is_imported_without_error(any_server: ComfyServer) -> None:
     assert not found[2], "\n".join(log[: found.start()].splitlines()[-30:])
 
 
-def test_importing_the_pack_brings_no_library_that_comfyui_has_not_loaded(server: ComfyServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("warmed", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["warmed", "cold"])
+def test_importing_the_pack_brings_no_library_that_comfyui_has_not_loaded(
+    server: ComfyServer, tmp_path: Path, warmed: bool
+) -> None:
     """What makes ComfyUI start slowly is a pack that imports diffusers and its kin; ours waits until a node runs."""
-    probed = ComfyServer(server.comfyui, tmp_path)
+    probed = ComfyServer(server.comfyui, tmp_path, warmed=warmed)
     (tmp_path / "custom_nodes" / PACK).unlink()
     (tmp_path / "custom_nodes" / "probe.py").write_text(PROBE.format(root=str(ROOT)), encoding="utf-8")
     with probed:
