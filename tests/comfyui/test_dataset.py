@@ -80,8 +80,8 @@ def test_pictures_captions_and_masks_of_the_graph_are_trained(
     kept = Path(rows[-1]["concept"])
     assert kept.is_relative_to(server.base / "user") and Image.open(kept / "1.png").getpixel((5, 5)) == (255, 0, 0)
 
-    again = comfy.queue(changed(graph, "train", seed=9))
-    assert again.ok and again.was_cached("made")
+    again = comfy.queue(changed(graph, "sheet", seed=9))
+    assert again.ok and again.was_cached("made") and again.did_run("sheet")
     other = comfy.queue(changed(graph, "made", captions="one\nthree"))
     assert other.ok and other.did_run("train")
     for captions, sentence in (("a\nb\nc", "2 pictures and 3 captions"),):

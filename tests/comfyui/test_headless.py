@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,56 +31,53 @@ from lora_atelier.trainer_core.workflow.read import read_workflow
 TRAINING = [path for path in sorted((ROOT / "workflows").glob("*.json")) if "AtelierTrain" in path.read_text("utf-8")]
 WORKFLOWS = [*TRAINING, TOUR, FLOW]
 ADAPTER = next(path for path in WORKFLOWS if "adapter" in path.stem)  # its model draws its pictures
-# A node pack that makes Train LoRA write its configuration instead of training.
+# What the node Rules of the tests' servers runs: meanwhile Train LoRA writes its configuration instead of training.
 PROBE = """
 import json, sys
+from contextlib import contextmanager
 from pathlib import Path
 
-class Probe:
-    INPUT_TYPES = classmethod(lambda cls: {"required": {}})
-    RETURN_TYPES, FUNCTION, OUTPUT_NODE, CATEGORY = (), "probe", True, "tests"
-
-    def probe(self):
-        train = next(m for name, m in list(sys.modules.items()) if name.endswith("lora-atelier.nodes.train"))
-        read = train.read_train
-        def write(*given, **inputs):
-            config = json.dumps(read(*given, **inputs).to_dict())
-            Path(__file__).with_name("config.json").write_text(config, encoding="utf-8")
-            raise ValueError("The configuration is written.")
-        train.read_train = write
-        return ()
-
-NODE_CLASS_MAPPINGS = {"Probe": Probe}
+@contextmanager
+def rules():
+    train = next(m for name, m in list(sys.modules.items()) if name.endswith("lora-atelier.nodes.train"))
+    read = train.read_train
+    def write(*given, **inputs):
+        config = json.dumps(read(*given, **inputs).to_dict())
+        Path(__file__).with_name("config.json").write_text(config, encoding="utf-8")
+        raise ValueError("The configuration is written.")
+    train.read_train = write
+    yield
+    train.read_train = read
 """
 
 
-@pytest.fixture(scope="module")
-def probed(start_comfy: Callable[..., ComfyServer], tmp_path_factory: pytest.TempPathFactory) -> ComfyServer:
-    """A server whose Train LoRA writes its configuration, and ends."""
-    base = tmp_path_factory.mktemp("probed")
-    (base / "custom_nodes" / "probe").mkdir(parents=True)
-    (base / "custom_nodes" / "probe" / "__init__.py").write_text(PROBE, encoding="utf-8")
-    server = start_comfy(base=base)
-    assert ComfyClient(server.url).queue({"1": {"class_type": "Probe", "inputs": {}}}).ok
-    return server
+@pytest.fixture
+def written(server: ComfyServer, tmp_path: Path) -> Iterator[Path]:
+    """Give the file into which Train LoRA of the shared server writes its configuration, and then ends."""
+    (tmp_path / "probe.py").write_text(PROBE, encoding="utf-8")
+    for on in (True, False):
+        turn = {"class_type": "Rules", "inputs": {"file": str(tmp_path / "probe.py"), "on": on}}
+        assert ComfyClient(server.url).queue({"1": turn}).ok
+        if on:
+            yield tmp_path / "config.json"
 
 
 @pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 @pytest.mark.parametrize("path", [each for each in WORKFLOWS if each != ADAPTER], ids=lambda path: path.stem)
-def test_a_workflow_gives_the_servers_configuration(probed: ComfyServer, comfyui: Path, path: Path) -> None:
-    client, workflow = ComfyClient(probed.url), on_toy_models(path)
+def test_a_workflow_gives_the_servers_configuration(
+    server: ComfyServer, written: Path, comfyui: Path, path: Path
+) -> None:
+    client, workflow = ComfyClient(server.url), on_toy_models(path)
     for node in workflow["nodes"]:
         if node["type"] == "AtelierConceptDataset" and not (folder := node["widgets_values"][0]).startswith("atelier:"):
-            (probed.base / "input" / folder).mkdir(exist_ok=True)
-    written = probed.base / "custom_nodes" / "probe" / "config.json"
-    written.unlink(missing_ok=True)
+            (server.base / "input" / folder).mkdir(exist_ok=True)
     prompt = to_prompt(workflow, client.first_info())
     # ComfyUI runs outputs in no fixed order, and Dataset Preview would refuse the empty folder first.
     others = ("AtelierDatasetPreview", "AtelierSample", "PreviewAny", "PreviewImage", "SaveImage")
     result = client.queue({key: node for key, node in prompt.items() if node["class_type"] not in others})
     assert "The configuration is written." in result.error, result.error
     wanted = RunConfig.from_dict(json.loads(written.read_text(encoding="utf-8")))
-    places = Folders(probed.base, comfyui / "comfy" / "sd1_tokenizer")
+    places = Folders(server.base, comfyui / "comfy" / "sd1_tokenizer")
     for document in (workflow, prompt):  # as the editor saves it, and as the API takes it
         name, found, _ = read_workflow(document, places, "", lambda *_: Chosen(wanted.base_model))
         assert found == wanted
@@ -101,7 +98,7 @@ def test_a_run_of_the_shell_is_reused_by_the_page(
     """The workflow trains here, and then on the page; its TOML trains elsewhere, and its run's folder comes home."""
     workflow = on_toy_models(QUICKSTART)
     train = next(node for node in workflow["nodes"] if node["type"] == "AtelierTrain")
-    train["widgets_values"][:2] = ["headless", 3]
+    train["widgets_values"][:5] = ["headless", 3, 0, 1, 64]  # steps, epochs, batch_size, resolution
     tokenizer = ["--tokenizer", str(comfyui / "comfy" / "sd1_tokenizer")]
     comfy = [*tokenizer, "--comfyui", str(server.base)]
     saved = tmp_path / "headless.json"
@@ -153,7 +150,9 @@ def test_a_connected_model_trains_where_comfyui_is(server: ComfyServer, comfyui:
     """ComfyUI's own nodes load the models here; the page, on the same workflow, reuses the run."""
     workflow = json.loads(FLOW.read_text(encoding="utf-8"))
     train = next(node for node in workflow["nodes"] if node["type"] == "AtelierTrain")
-    train["widgets_values"][:2] = ["linked", 2]
+    train["widgets_values"][:5] = ["linked", 2, 0, 1, 64]  # steps, epochs, batch_size, resolution
+    saves = next(node for node in workflow["nodes"] if node["type"] == "AtelierSaves")
+    saves["widgets_values"][5] = ""  # no samples
     saved, output = tmp_path / "linked.json", server.base / "output"
     saved.write_text(json.dumps(workflow), encoding="utf-8")
     command = ["train", str(saved), "--output", str(output)]
