@@ -131,7 +131,11 @@ def test_a_run_ends_where_windows_keeps_the_lora_of_its_stop_that_a_node_has_map
     comfy = ComfyClient(server.url)
     prompt = to_prompt(json.loads(QUICKSTART.read_text(encoding="utf-8")), comfy.first_info())
     shorten(prompt, AtelierSample={"width": 64, "height": 64, "steps": 1, "hires.steps": 1})
-    shorten(prompt, AtelierTrain={"name": "windows", "steps": 4, "batch_size": 1, "resolution": 64}, AtelierSaves={"sample_steps": 1})
+    shorten(
+        prompt,
+        AtelierTrain={"name": "windows", "steps": 4, "batch_size": 1, "resolution": 64},
+        AtelierSaves={"sample_steps": 1},
+    )
 
     def stop(kind: str, data: dict, result: Result) -> None:
         if kind == "text" and data["text"].startswith("step 2"):

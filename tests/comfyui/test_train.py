@@ -371,8 +371,8 @@ ALGORITHMS = [
 ]
 
 
-# What differs in the graph: it has no LoRA that others could take. test_a_run_and_all_that_its_outputs_feed tries a LoRA
-# in every run, and test_network_files.py compares ComfyUI's weights of all kinds.
+# What differs in the graph. test_a_run_and_all_that_its_outputs_feed tries a LoRA in every run, and
+# test_network_files.py compares ComfyUI's weights of all kinds.
 TELLING = ("full",)
 
 
