@@ -74,7 +74,8 @@ def test_the_saves_of_a_run_are_compared_and_drawn_once(
     comfy: ComfyClient, server: ComfyServer, pictures: Path
 ) -> None:
     name = pictures.name
-    trained = comfy.queue(train_graph(name, name=name, steps=3, save_every=1, save_unit="steps", keep_last=3, batch_size=1))
+    saves = {"save_every": 1, "save_unit": "steps", "keep_last": 3}
+    trained = comfy.queue(train_graph(name, name=name, steps=3, batch_size=1, **saves))
     assert trained.ok, trained.error
     [run] = [
         path.name for path in (server.base / "output" / "atelier" / "runs").iterdir() if path.name.startswith(name)
