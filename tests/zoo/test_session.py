@@ -10,7 +10,7 @@ from comfy.ldm.modules.attention import attention_pytorch
 from comfy.patcher_extension import CallbacksMP
 from zoo.again import again
 from zoo.trial import Trial, apart
-from zoo.zoo import VARIANTS, ZOO, build
+from zoo.zoo import ZOO, build
 
 from lora_atelier.nodes.comfyui.connected import gradients
 from lora_atelier.nodes.comfyui.connected.architecture import remarks
@@ -95,8 +95,8 @@ def test_a_fresh_network_changes_nothing_and_a_session_leaves_nothing(name):
         assert torch.equal(trial.predict({}), own)
 
 
-# In every run: those that have such layers, and the variants, whose gradients test_gradients.py leaves out there.
-TOLD = [name for name in ZOO if name in UNUSED or name in VARIANTS]
+# In every run: those that have such layers.
+TOLD = [name for name in ZOO if name in UNUSED]
 
 
 @pytest.mark.parametrize("name", [*TOLD, *again(*(name for name in ZOO if name not in TOLD))])

@@ -44,21 +44,19 @@ REFUSED = {
 }
 # Sides of pictures in pixels, where tiny models take none of 64.
 LARGE = {"pixart_sigma": 384, "pixart_alpha": 384, "cascade_c": 128, "cascade_b": 128}
-# Rows whose runs go a way of their own: each kind of prediction, of size, of latents and of refusal, and the odd ones.
+# Rows whose runs go a way of their own: each kind of prediction, of size, of latents and of refusal, and an odd one.
 OWN_WAYS = (
     *OF_EACH_KIND.values(),
     *(
         "pixart_sigma",
         "cascade_c",
-        "z_image",
-        "qwen_image",
         "wan21_t2v",
         "wan21_i2v",
         "ltxav",
         "cogvideox",
         "hidream_o1",
     ),
-    *("odd_written", "odd_convolutions", "odd_weights"),
+    "odd_written",
 )
 ROWS = [*(name for name in OWN_WAYS if name in ZOO), *again(*(name for name in ZOO if name not in OWN_WAYS))]
 

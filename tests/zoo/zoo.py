@@ -167,6 +167,7 @@ SD3 = {
 AURAFLOW = {
     "max_seq": 64,
     "cond_seq_dim": 48,
+    "global_conddim": 32,
     "n_double_layers": 1,
     "n_layers": 2,
     "n_heads": 2,
@@ -993,12 +994,6 @@ BASES = {name: row for name, row in BASES.items() if hasattr(comfy.supported_mod
 CLIPS = {name: row for name, row in CLIPS.items() if hasattr(comfy.supported_models, row.cls)}
 ZOO = {name: row for name, row in ROWS.items() if hasattr(comfy.supported_models, row.cls)} | ODD  # of this ComfyUI
 OF_EACH_KIND = {"epsilon": "sd15", "v_prediction": "hunyuan_dit", "affine": "cosmos_t2v", "flow": "flux_dev"}
-# Rows that differ from another one in sizes alone, or by what the passes of test_session.py have of their own.
-VARIANTS = (
-    *("flux_schnell", "flux2_klein", "longcat", "chroma_radiance", "zimage_pixel", "pixeldit", "pixart_alpha"),
-    *("cascade_b", "hunyuan_image21", "hunyuan_video15", "wan22_5b", "wan21_vace"),
-    *("anima", "boogu", "lumina2", "koala"),
-)
 
 
 def row_of(name: str) -> Row:
