@@ -83,19 +83,23 @@ ALONE = """id => {
 # The renderer that a newcomer of each frontend sees; the other two pairs are for --thorough.
 STARTS_WITH = {"comfyui": "litegraph", "newest": "vue"}
 # What a frontend does in its own way, which both show in every run: all that opens, each node with its values, what the
-# page touches, a sentence on a node and outside of a subgraph, a node that draws, a run, what is dropped on the canvas.
+# page touches, a sentence on a node and outside of a subgraph, a node that draws, what is dropped on the canvas.
 ON_BOTH = (
     "test_first_sight",
     "test_frontend",
     "test_a_failure_stands_on_its_node_until_it_is_mended",
     "test_a_failure_in_a_subgraph_stands_on_its_outside_too",
     "test_the_node_draws_the_curve_that_its_widgets_describe",
-    "test_train_lora_offers_what_can_be_done_and_what_comes_next",
     "test_a_drop_becomes_a_folder_that_the_node_reads",
     "test_a_dropped_file_becomes_a_graph_with_a_report",
 )
 # Of these, what a frontend does with our files in its own way, yet the newest shows it.
-ON_NEWEST = ("test_everything_speaks_the_language_of_the_editor",)
+ON_NEWEST = (
+    "test_a_node_is_as_tall_as_what_it_shows_and_its_file_says_as_before",
+    "test_everything_speaks_the_language_of_the_editor",
+    "test_templates_have_names_and_pictures",
+    "test_each_copy_of_a_template_is_a_workflow_of_its_own",
+)
 # Of all others the answer is the server's or our page's: one frontend shows it, which is the newest but for these.
 ON_COMFYUIS = ("test_what_a_restart_cut_off_is_offered_until_it_is_answered",)
 # Tests of values alone: the renderer that draws them is the quicker one, on both frontends.
@@ -289,10 +293,24 @@ def said_of_the_pack(message: Any) -> list[str]:
     return [f"{where}: {message.text}"] if message.type in ("error", "warning") and PACK in where + message.text else []
 
 
+@pytest.fixture(scope="session")
+def loaded(open_editor: Callable[..., Editor]) -> Iterator[Editor]:
+    """Load the editor once for each frontend: that takes longer than most tests, and than to change its renderer."""
+    editor = open_editor(vue=False)
+    yield editor
+    editor.page.close()
+
+
 @pytest.fixture(scope="session", params=["litegraph", "vue"])
 def opened(request: pytest.FixtureRequest, open_editor: Callable[..., Editor]) -> Iterator[Editor]:
-    """Open the editor in each renderer; to load it takes longer than most tests, so they share it."""
-    editor = open_editor(vue=request.param == "vue")
+    """Give the open editor in each renderer; with --thorough in a page that began with it."""
+    vue = request.param == "vue"
+    if not request.config.getoption("thorough"):
+        editor = request.getfixturevalue("loaded")
+        editor.render(vue=vue)
+        yield editor
+        return
+    editor = open_editor(vue=vue)
     yield editor
     editor.page.close()
 
