@@ -50,7 +50,7 @@ def values_of(workflow: dict, kind: str) -> list:
     return node["widgets_values"]
 
 
-def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server) -> None:
+def test_a_failure_stands_on_its_node_until_it_is_mended(editor, server) -> None:
     page, name = editor.page, f"failing-{editor.version}-{editor.vue}"
     folder = draw_pictures(server.base / "input" / name, captions=False)
     workflow = {**json.loads(QUICKSTART.read_text(encoding="utf-8")), "id": f"{WORKFLOW}{int(editor.vue)}"}
@@ -91,15 +91,6 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     assert "caption_settings" in editor.run(LINKED)
     editor.load(workflow)
 
-    # In a second tab, which knows no more than the page does after a reload.
-    tab = visitor.new_page()
-    tab.goto(server.url, wait_until="domcontentloaded")
-    tab.wait_for_function(READY)
-    tab.evaluate(LOAD, workflow)
-    tab.locator(".atelier-status", has_text=re.compile(r"caption.*Concept Dataset")).wait_for()
-    tab.close()
-    editor.settle()
-
     # What ComfyUI refuses before it runs stands on the node that is wrong.
     editor.run(SET, ["AtelierConceptDataset", "folder", "no such folder"])
     editor.run("async () => await window.app.queuePrompt(0, 1)")
@@ -110,9 +101,6 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     assert editor.run(WHOLE)
     editor.fit()
     editor.screenshot(f"refused-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
-    page.goto(server.url, wait_until="domcontentloaded")
-    page.wait_for_function(READY)
-    editor.load({**workflow, "nodes": editor.run(NODES) or workflow["nodes"]})
     page.locator(".atelier-failure", has_text="There is no folder 'no such folder'").get_by_role("link").click()
     editor.settle()
     page.wait_for_function(FIELD)  # its field has the cursor: the classic renderer opens a box for it
@@ -127,6 +115,29 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     assert page.locator(".atelier-failure").count() == 0
     server_side = editor.run("async () => (await window.app.graphToPrompt()).workflow.nodes.map(n => n.widgets_values)")
     assert not any("There is no folder" in str(values) for values in server_side)
+
+
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
+def test_tabs_of_a_workflow_show_what_failed_in_each(editor, visitor, server) -> None:
+    """A page that has just been loaded knows what ran and failed; others hear of what it was refused."""
+    workflow = {**json.loads(QUICKSTART.read_text(encoding="utf-8")), "id": f"{WORKFLOW}2"}
+    values_of(workflow, "AtelierConceptDataset")[0] = draw_pictures(server.base / "input" / "tabs", captions=False).name
+    values_of(workflow, "AtelierTrain")[:2] = ["tabs", 1]
+    said = re.compile(r"caption.*Concept Dataset")
+    editor.load(workflow)
+    editor.run("async () => await window.app.queuePrompt(0, 1)")
+    editor.page.locator(".atelier-status", has_text=said).wait_for()
+    tab = visitor.new_page()
+    tab.goto(server.url, wait_until="domcontentloaded")
+    tab.wait_for_function(READY)
+    tab.evaluate(LOAD, workflow)
+    tab.locator(".atelier-status", has_text=said).wait_for()
+    tab.evaluate(SET, ["AtelierConceptDataset", "folder", "no such folder"])
+    tab.evaluate("async () => await window.app.queuePrompt(0, 1)")
+    editor.page.locator(".atelier-failure", has_text="There is no folder 'no such folder'").wait_for()
+    tab.close()
+    editor.load(workflow)  # as after a reload: what was refused is kept by the browser
+    editor.page.locator(".atelier-failure", has_text="There is no folder 'no such folder'").wait_for()
 
 
 def test_a_failure_in_a_subgraph_stands_on_its_outside_too(editor) -> None:
