@@ -218,17 +218,20 @@ def test_where_only_the_backward_pass_cannot_be_compiled_the_run_continues_witho
 
 
 def test_the_compiler_is_told_its_budget_and_the_run_why_no_kernels_are_recorded(config, tmp_path, monkeypatch):
-    made, notes = [], []
+    made, notes, calls = [], [], []
 
     def none(units, note):
         made.append(Programs(note))
         return made[0]
 
+    for name in ("begin_step", "free"):
+        monkeypatch.setattr(Programs, name, lambda self, name=name: calls.append(name))
     monkeypatch.setattr(prepare, "compile_blocks", none)
     memory = {"compile": True, "checkpointing": "budget 0.25", "cuda_graphs": True}
     config = change(config, train={"steps": 1})
     run(change(config, memory=memory), tmp_path, note=notes.append)
     assert made[0].kind == Compiling(0.25, graphs=False)
+    assert calls == ["begin_step", "free"]  # of one step and of the run
     assert any("CUDA graphs are left out: they are for NVIDIA GPUs, and this run is on cpu." in note for note in notes)
     with pytest.raises(ValueError, match=r"budget 0\.25 is the compiler's, and the model is not compiled; set compile"):
         run(change(config, memory={**memory, "compile": False}), tmp_path)
