@@ -159,23 +159,20 @@ TERMS = {
     "slider of prompts": ({"slider": "prompts", "slider_positive": "old", "slider_negative": "young"}, None),
     "slider of pairs": ({}, paired),
 }
-# Those that share what only one of them counts alone: passes without gradients, gradients beside a pass.
-TELLING = (
-    {"masked prior", "slider of pairs"},
-    {"preservation, class", "guidance"},
-    {"uncertainty", "slider of prompts"},
-)
-ALONE = [  # in every run those that are in no pair of TELLING
-    pytest.param(
-        *(name, "none", rank, checkpointing),
-        marks=pytest.mark.thorough if (i + j) % 2 or any(name in pair for pair in TELLING) else (),
-    )
+ALONE = [
+    pytest.param(name, "none", rank, checkpointing, marks=pytest.mark.thorough if (i + j) % 2 else ())
     for i, name in enumerate(TERMS)
     for j, (rank, checkpointing) in enumerate(((4, "0"), (64, "full")))
 ]
 REFUSED = ({"slider of prompts", "guidance"}, {"preservation, blank", "preservation, class"})
 REFUSED += ({"slider of prompts", "slider of pairs"}, {"slider of pairs", "prior prediction"})
 NAMES = [name for name in TERMS if name != "none"]
+# Those that share what only one of them counts alone: passes without gradients, gradients beside a pass.
+TELLING = (
+    {"masked prior", "slider of pairs"},
+    {"preservation, class", "guidance"},
+    {"uncertainty", "slider of prompts"},
+)
 PAIRS = [
     pytest.param(
         *(one, other, (4, 64)[i % 2], ("0", "full")[i // 2 % 2]),
