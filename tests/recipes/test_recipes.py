@@ -18,12 +18,8 @@ def test_every_recipe_is_recorded_and_no_other():
     assert list(GOLDEN) == list(RECIPES)
 
 
-AGAIN = (
-    # Algorithms whose layers have tests of their own, against closed forms and against ComfyUI.
-    *("loha in tucker's form", "boft", "glora", "ia3"),
-    # What other recipes train as well, and runs of test_train.py, test_resume.py and test_world.py compare.
-    *("continued", "one beneath", "dropouts, bounded norms", "average", "accumulated, several resolutions"),
-)
+# Algorithms whose layers have tests of their own, against closed forms and against ComfyUI.
+AGAIN = ("loha in tucker's form", "boft", "glora", "ia3")
 
 
 @pytest.mark.parametrize(
