@@ -17,8 +17,8 @@ import sessions
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes that are killed here are forked: Unix only")
 
-KILLS, THOROUGH = 16, 46  # at moments that are counted
-UNCOUNTED = 2  # at times that nobody counts
+KILLS, THOROUGH = 13, 46  # at moments that are counted
+UNCOUNTED = 1  # at times that nobody counts
 HOURS = 3600.0
 
 
