@@ -272,6 +272,8 @@ CASES = {
     ),
 }
 
+FIRST = next(iter(CASES))
+
 
 def test_every_optimizer_and_network_has_its_case():
     optimizers = {optimizer.get("name", "adamw") for _, optimizer, _, _ in CASES.values()}
@@ -321,7 +323,8 @@ AGAIN = [
     for name, (_, optimizer, _, _) in CASES.items()
     if optimizer.get("name") in ("came", "adopt", "sgd", "rmsprop", "muon", "lion8bit", "ademamix8bit", "sgd8bit")
     or optimizer.get("name") in ("rmsprop8bit", "adagrad8bit", "soap", "custom")
-    or name == "slider of pairs"  # two processes give its bits, and a slider of prompts has both ends as well
+    or optimizer.get("name") in ("lion", "radam")  # test_memory.py has weights in 4 and 8 bits that come and go
+    or name == "slider of pairs"  # a slider of prompts has both ends as well
 ]
 
 
@@ -353,11 +356,13 @@ def test_a_run_of_pictures_with_roles_and_focus_of_their_own_resumes_to_the_last
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.thorough if name in AGAIN else ()) for name in CASES]
 )
-def test_a_run_resumes_to_the_last_bit(name, config, tmp_path, cache):
+def test_a_run_resumes_to_the_last_bit(name, config, tmp_path, cache, pytestconfig):
     lora, optimizer, rest, cuts = CASES[name]
+    # Else only the first case is cut twice: one cut is enough for the state that each of the others has.
+    first = 0 if name == FIRST or pytestconfig.getoption("thorough") else -1
     config = configure(config, lora, optimizer, rest)
     whole = run(config, tmp_path / "whole", cache, logs=tmp_path / "whole")
-    result, _ = cut_and_go_on(config, tmp_path / "cut", cache, cuts(), logs=tmp_path / "cut")
+    result, _ = cut_and_go_on(config, tmp_path / "cut", cache, cuts()[first:], logs=tmp_path / "cut")
     assert same(whole, result) and result.finished
     assert not equal(whole.tensors, {k: torch.zeros_like(t) for k, t in whole.tensors.items()})
     if config.train.early_stop_patience:
@@ -423,7 +428,7 @@ def test_a_save_whose_files_are_whole_but_hold_no_state_of_a_run_is_named(config
 
 
 def test_a_log_for_tensorboard_and_the_gradient_noise_go_on_as_well(config, tmp_path, cache, monkeypatch):
-    """Cut before the first save, so that the run begins anew, then so that a save is lost, and in between."""
+    """Cut before the first save, so that the run begins anew, then so that a save is lost."""
     monkeypatch.setattr(prepare, "NoiseScale", functools.partial(gradient_noise.NoiseScale, every=2))
     monkeypatch.setattr(gradient_noise, "FEWEST", 3)
     config = change(config, train={"steps": 5, "accumulate": 1, "log": "both"})
@@ -431,7 +436,7 @@ def test_a_log_for_tensorboard_and_the_gradient_noise_go_on_as_well(config, tmp_
     begun = {"validation": lambda at, loss: (_ for _ in ()).throw(Cut)}
     with pytest.raises(Cut):
         run(config, tmp_path / "cut", cache, logs=tmp_path / "cut", **begun)
-    result, notes = cut_and_go_on(config, tmp_path / "cut", cache, (killed(2), after(3)), logs=tmp_path / "cut")
+    result, notes = cut_and_go_on(config, tmp_path / "cut", cache, (killed(3),), logs=tmp_path / "cut")
     assert same(whole, result)
     assert curves(whole.log) == curves(result.log)
     assert [step for step, _ in curves(result.log)["loss/step"]] == [1, 2, 3, 4, 5]
