@@ -69,17 +69,16 @@ def test_three_nodes_are_a_run_and_untouched_optional_nodes_change_nothing(
     )
     assert config["dataset"]["concepts"][0]["captions"]["dropout"] == 0.05
 
-    def linked(name: str, kind: str, into: str = "train", **links: object) -> dict:
-        values = {**defaults(info[kind]["input"]), **links}
-        one = {**graph, name: node(kind, **values)}
-        return {**one, into: node(one[into]["class_type"], **{**one[into]["inputs"], name: [name, 0]})}
+    def linked(prompt: dict, name: str, kind: str, **links: object) -> dict:
+        train = {**prompt["train"]["inputs"], name: [name, 0]}
+        one = node(kind, **{**defaults(info[kind]["input"]), **links})
+        return {**prompt, name: one, "train": node("AtelierTrain", **train)}
 
-    prompts = {kind: linked(name, kind) for name, kind in INTO_TRAIN.items()}
-    prompts |= {
-        kind: linked("lora_config", kind) for kind in ("AtelierLoraConfig", "AtelierExistingLora", "AtelierEmbedding")
-    }
-    prompts["AtelierAugment"] = linked("dataset", "AtelierAugment", dataset=["data", 0])
-    for kind, prompt in prompts.items():
+    together = linked(graph, "dataset", "AtelierAugment", dataset=["data", 0])
+    for name, kind in INTO_TRAIN.items():
+        together = linked(together, name, kind)
+    for kind in ("AtelierLoraConfig", "AtelierExistingLora", "AtelierEmbedding"):
+        prompt = linked(together, "lora_config", kind)
         result = comfy.queue(prompt)
         assert result.ok, f"{kind}: {result.error}"
         text = result.outputs["train"]["text"][0]

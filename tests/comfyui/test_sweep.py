@@ -39,11 +39,11 @@ def test_each_value_is_a_run_and_all_are_in_one_table(comfy: ComfyClient, server
     assert comfy.images(result, "results")[0].size[0] > 500
 
     # More values: those that are trained are reused.
-    more = sweep(name, "0.01, 1e-5, 0.003, 0.1", steps=2)
+    more = sweep(name, "0.003, 0.1", steps=2)
     result = comfy.queue(more)
     assert result.ok, result.error
     again = list(csv.DictReader(io.StringIO(result.outputs["table"]["text"][0])))
-    assert [row["run"] for row in again[:3]] == [row["run"] for row in table] and len(again) == 4
+    assert again[0]["run"] == table[2]["run"] and len(again) == 2
 
 
 def test_a_loop_around_train_lora_trains_each_turn_once(comfy: ComfyClient, pictures: Path) -> None:
