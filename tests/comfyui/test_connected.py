@@ -206,7 +206,7 @@ def test_a_text_encoder_is_trained_and_comfyuis_loader_puts_it_on_the_clip(
     assert same(mine, comfy.images(drawn_by_both, "show")[0]) and not same(mine, picture(comfy, path.stem))
 
 
-@pytest.mark.thorough  # zoo/test_train.py trains on weights that are patched, and draws with the file alone
+@pytest.mark.thorough  # zoo/test_frozen.py has the gradients of weights that are patched
 def test_a_lora_before_the_node_is_trained_on_top_of(comfy: ComfyClient, models, pictures: Path) -> None:
     """The new file holds the new LoRA alone; both together draw what the output draws."""
     first, second = f"{pictures.name}-first", f"{pictures.name}-second"
