@@ -40,7 +40,7 @@ def test_photographs_are_dropped_captioned_masked_and_trained(editor, server) ->
     page, how = editor.page, f"{'vue' if editor.vue else 'litegraph'}-{editor.version}"
     workflow = json.loads(QUICKSTART.read_text(encoding="utf-8"))
     train = next(node for node in workflow["nodes"] if node["id"] == TRAIN)
-    train["widgets_values"][:2] = [f"photographs {how}", STEPS]
+    train["widgets_values"][:5] = [f"photographs {how}", STEPS, 0, 1, 64]  # epochs, batch_size, resolution
     editor.load(workflow)
 
     # In: 30 photographs with 28 captions, and a zip with two more.

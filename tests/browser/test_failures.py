@@ -55,7 +55,7 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, server) -> None
     folder = draw_pictures(server.base / "input" / name, captions=False)
     workflow = {**json.loads(QUICKSTART.read_text(encoding="utf-8")), "id": f"{WORKFLOW}{int(editor.vue)}"}
     values_of(workflow, "AtelierConceptDataset")[0] = folder.name
-    values_of(workflow, "AtelierTrain")[:2] = [name, 1]
+    values_of(workflow, "AtelierTrain")[:5] = [name, 1, 0, 1, 64]  # steps, epochs, batch_size, resolution
 
     # While it ran: Train LoRA says what is wrong, and no other node; nobody offers to do the same again. An answer of
     # a busy server, from when the run was still at work, comes after it and changes nothing.

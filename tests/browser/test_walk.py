@@ -59,7 +59,7 @@ WRONG = [
 ]
 MOST_ACTIONS = 8  # to train on pictures that lie in a folder: a press is one, and a text written
 # In place of the template's, which take a minute; more where pictures to show are taken.
-STEPS = int(os.environ.get("ATELIER_WALK_STEPS", "8"))
+STEPS = int(os.environ.get("ATELIER_WALK_STEPS", "4"))
 # A sampler's steps: what is drawn says nothing before hundreds of training steps, and is drawn after each run.
 DRAWN = """() => {
     const { nodes } = window.app.graph.nodes.find(each => each.subgraph).subgraph;
