@@ -37,7 +37,7 @@ PEAKS = (
     ("RTX 5090", 209.5),
 )
 GOAL_PEAK, GOAL_FROZEN, GOAL_PEFT, GOAL_ESTIMATE = 0.45, 0.95, 1.3, 0.1
-GOAL_MEGABYTES = {"sd15-512-1-gpu": 2_800, "sdxl-1024-1-gpu": 5_800}
+GOAL_MEGABYTES = {"sd15-512-1-gpu": 2_000, "sdxl-1024-1-gpu": 4_500}
 GOAL_CASE = "sdxl-1024-4-gpu"
 NOT_YET = "its turn has not come"
 
