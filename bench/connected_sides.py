@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import count
@@ -110,7 +110,7 @@ class Race:
         if not toy:
             row = replace(row, config={**row.config, **sizes}, latents=latents, text=(TOKENS, width), pooled=pooled)
         zoo.ZOO[self.row] = row
-        self.latents, self.tokens = row.latents, row.text[0]
+        self.latents = row.latents
         dtype = torch.float8_e4m3fn if float8 else torch.float32
         self.patcher = zoo.build(self.row, dtype=dtype, compute=torch.float32)[1]
 
@@ -131,24 +131,8 @@ class Race:
     def _inputs(self) -> tuple[Any, tuple[Any, ...], Any]:
         """Link the model, and build noised latents, levels and conditions, and the target."""
         import torch
-        from zoo.linked import DrawnClip
 
-        from lora_atelier.nodes.comfyui.connected.live import LinkedModels
-        from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
-        from lora_atelier.trainer_core.common.axes import Framing
-        from lora_atelier.trainer_core.config import BaseModelConfig, ConnectedConfig
-
-        config = BaseModelConfig(path=self.row, connected=ConnectedConfig())
-        model = ConnectedModel(config, LinkedModels(self.patcher, DrawnClip(self.row), None))
-        caption = model.text.encode(" ".join(["word"] * (self.tokens - 2)), "cpu")
-        channels, height, width = self.latents[0], *self.latents[-2:]
-        shape, size = (channels, height, width), (8 * width, 8 * height)
-        if self.is_clip:
-            shape, size = self.latents, (*size, 4 * self.latents[1] - 3)
-        framings = [Framing.whole(size)]
-        noised, target = torch.randn(2, 1, *shape, generator=torch.Generator().manual_seed(0))
-        levels = torch.full((1,), 500)
-        return model, (noised, levels, model.conditions.batch([caption], framings, torch.device("cpu"))), target
+        return inputs_of(self.row, self.patcher, torch.device("cpu"), clip=self.is_clip)
 
     def _frozen(self, turn: Turn) -> None:
         """Run forward and backward through ComfyUI's model as it is, down to its input."""
@@ -175,34 +159,9 @@ class Race:
     def _ours(self, turn: Turn, level: str) -> None:
         """Train this pack's network with its session, passes and levels of checkpointing."""
         import torch
-        import torch.nn.functional as F
 
-        from lora_atelier.bench.contenders import OPTIMIZER
-        from lora_atelier.trainer_core.config import LoraConfig
-        from lora_atelier.trainer_core.memory import recompute
-        from lora_atelier.trainer_core.networks import Network
-        from lora_atelier.trainer_core.networks.choose import trained_layer_of
-        from lora_atelier.trainer_core.networks.layers.shape import is_matrix
-        from lora_atelier.trainer_core.optim import build_optimizer
-
-        model, inputs, target = self._inputs()
-        layers = [layer for layer in model.layers.listed() if layer.trainable and is_matrix(layer.module)]
-        network = Network(
-            [trained_layer_of(layer, RANK, RANK) for layer in layers], LoraConfig(rank=RANK, alpha=RANK), seed=0
-        )
-        parameters = list(network.parameters())
-        optimizer = build_optimizer(OPTIMIZER, [{"params": parameters, "lr": OPTIMIZER.learning_rate}])
-        with ExitStack() as stack:
-            stack.enter_context(model.host.session(torch.device("cpu")))
-            stack.enter_context(network.attached())
-            recompute(model.denoiser.units(), level, copies=True)
-            while True:
-                with model.denoiser.written.passes(inputs[0].shape):
-                    F.mse_loss(model.denoiser.predict(*inputs), target).backward()
-                torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.max_grad_norm)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-                turn()
+        for _ in train_steps(*self._inputs(), RANK, level, torch.device("cpu")):
+            turn()
 
     def _stock(self, turn: Turn, *, checkpointing: bool) -> None:
         """Train by ComfyUI's own node, which waits between two steps."""
@@ -213,6 +172,91 @@ class Race:
         register_optimizer_step_post_hook(lambda *_: turn())
         around = nullcontext if checkpointing else self.possible
         train(self.row, self.patcher, rank=RANK, steps=1_000_000, depth=int(checkpointing), around=around)
+
+
+def inputs_of(row: str, patcher: Any, device: Any, *, clip: bool = False) -> tuple[Any, tuple[Any, ...], Any]:
+    """Link a model, and build noised latents, levels and conditions on a device, and the target."""
+    import torch
+    from zoo import zoo
+    from zoo.linked import DrawnClip
+
+    from lora_atelier.nodes.comfyui.connected.live import LinkedModels
+    from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
+    from lora_atelier.trainer_core.common.axes import Framing
+    from lora_atelier.trainer_core.config import BaseModelConfig, ConnectedConfig
+
+    latents, tokens = zoo.ZOO[row].latents, zoo.ZOO[row].text[0]
+    config = BaseModelConfig(path=row, connected=ConnectedConfig())
+    model = ConnectedModel(config, LinkedModels(patcher, DrawnClip(row), None))
+    caption = model.text.encode(" ".join(["word"] * (tokens - 2)), "cpu")
+    channels, height, width = latents[0], *latents[-2:]
+    shape, size = (channels, height, width), (8 * width, 8 * height)
+    if clip:
+        shape, size = latents, (*size, 4 * latents[1] - 3)
+    framings = [Framing.whole(size)]
+    noised, target = torch.randn(2, 1, *shape, generator=torch.Generator().manual_seed(0)).to(device)
+    levels = torch.full((1,), 500, device=device)
+    return model, (noised, levels, model.conditions.batch([caption], framings, device)), target
+
+
+def train_steps(
+    model: Any,
+    inputs: tuple[Any, ...],
+    target: Any,
+    rank: int,
+    level: str,
+    device: Any,
+    begun: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Train a network on every layer with a session, passes and a level of checkpointing; yield after each step.
+
+    begun: called in the session, before the first step.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    from lora_atelier.bench.contenders import OPTIMIZER
+    from lora_atelier.trainer_core.config import LoraConfig
+    from lora_atelier.trainer_core.memory import recompute
+    from lora_atelier.trainer_core.networks import Network
+    from lora_atelier.trainer_core.networks.choose import trained_layer_of
+    from lora_atelier.trainer_core.networks.layers.shape import is_matrix
+    from lora_atelier.trainer_core.optim import build_optimizer
+
+    layers = [layer for layer in model.layers.listed() if layer.trainable and is_matrix(layer.module)]
+    chosen = [trained_layer_of(layer, rank, rank) for layer in layers]
+    network = Network(chosen, LoraConfig(rank=rank, alpha=rank), seed=0).to(device)
+    parameters = list(network.parameters())
+    optimizer = build_optimizer(OPTIMIZER, [{"params": parameters, "lr": OPTIMIZER.learning_rate}])
+    with ExitStack() as stack:
+        stack.enter_context(model.host.session(device))
+        stack.enter_context(network.attached())
+        recompute(model.denoiser.units(), level, copies=True)
+        begun()
+        while True:
+            with model.denoiser.written.passes(inputs[0].shape):
+                F.mse_loss(model.denoiser.predict(*inputs), target).backward()
+            torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            yield
+
+
+def frozen_steps(model: Any, inputs: tuple[Any, ...], target: Any, device: Any) -> Iterator[None]:
+    """Run forward and backward with full checkpointing down to the model's input; yield after each pass."""
+    import torch.nn.functional as F
+
+    from lora_atelier.trainer_core.memory import recompute
+
+    noised, *others = inputs
+    with model.host.session(device):
+        recompute(model.denoiser.units(), "full", copies=True)
+        while True:
+            given = noised.clone().requires_grad_()
+            with model.denoiser.written.passes(given.shape):
+                F.mse_loss(model.denoiser.predict(given, *others), target).backward()
+            assert given.grad is not None
+            yield
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
+from lora_atelier.bench import large
 from lora_atelier.bench.cases import GPU, GPU_DRY
 from lora_atelier.bench.report import (
     TITLES,
@@ -73,6 +74,7 @@ def render(data: dict[str, Any], suite: dict[str, Any]) -> str:
             lines += ["", *_case(suite[case.name], device["measured"], stated)]
         if f"{case.name}-curve" in suite:
             lines += ["", *_curve(suite[f"{case.name}-curve"])]
+    lines += large.render({name: suite[name] for name in large.MODELS if name in suite}, machine["device"])
     lines += ["", "| goal | measured | |", "|---|---|---|", *_goals(suite, stated or device["measured"])]
     return "\n".join(lines) + "\n"
 

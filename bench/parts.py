@@ -7,20 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lora_atelier.bench import large
 from lora_atelier.bench.cases import CURVE, GPU, GPU_DRY, Case, Part
-from lora_atelier.bench.results import Results, found
+from lora_atelier.bench.large import Large
+from lora_atelier.bench.results import WAITS, Results, found
 
 NODE = "TrainLoraNode"
 
 
-def gpu_parts(group: Sequence[Case], rounds: int, results: Results) -> list[Part]:
-    """List all parts of the GPU suite: those of the goals first, beginning with the races of the largest model."""
+def gpu_parts(group: Sequence[Case], rounds: int, results: Results, models: Sequence[Large] = ()) -> list[Part]:
+    """List all parts of the GPU suite: the goals', beginning with the largest races; then large models'; the rest."""
     parts = [part for case in group for part in case_parts(case, rounds, results)]
     curves = [case for case in reversed(group) if case.curve]
     races = [part for case in group[:2] for part in races_of(case, rounds)]
     memory = [alone(case, "ours", setting.name) for case in curves for setting in CURVE]
     estimates = [estimate(case, setting.name) for case in curves for setting in CURVE]
-    first = [device(group), *map(describe, group), *races, *memory, *estimates]
+    linked = [large.part(model, side) for model in models for side in large.SIDES]
+    if linked and not has_comfyui():
+        for part in linked:
+            results.leave_out(part, "COMFYUI_PATH names no ComfyUI folder")
+        linked = []
+    goals = [*map(describe, group), *races, *memory, *estimates]
+    first = [device(group or (GPU if models[0].device == "cuda" else GPU_DRY)), *goals, *linked]
     rest = [part for what in ("race", "alone", "loop", "stock") for part in parts if part["what"] == what]
     return first + [part for part in rest if part not in first]
 
@@ -91,6 +99,10 @@ def suite(data: dict[str, Any]) -> dict[str, Any]:
                 | {"estimated": found(data, estimate(case, setting.name)).get("megabytes")}
                 for setting in CURVE
             }
+    for model in large.MODELS.values():
+        sides = {side: found(data, large.part(model, side)) for side in large.SIDES}
+        if any(row.get("left_out") != WAITS for row in sides.values()):
+            collected[model.name] = sides
     return collected
 
 

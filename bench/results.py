@@ -22,7 +22,8 @@ from lora_atelier.dev import script as run_script
 WAITS = "its turn has not come; `--resume` measures it"
 POLL = 0.1  # seconds
 WORKERS = Path(__file__).parent
-SCRIPTS = {"stock": "stock.py", "connected": "connected_sides.py"}  # of parts; the others are worker.py's
+# Of parts; the others are worker.py's.
+SCRIPTS = {"stock": "stock.py", "connected": "connected_sides.py", "large": "large_sides.py"}
 
 
 class PartFailed(RuntimeError):

@@ -26,6 +26,7 @@ from lora_atelier.bench import (
     connected,
     full_size,
     gpu_report,
+    large,
     learning,
     ranks,
     saves,
@@ -62,7 +63,7 @@ def main() -> int:
     parser.add_argument("--clips", action="store_true", help="clips against ComfyUI's own nodes instead")
     parser.add_argument("--ranks", action="store_true", help="two processes of one thread against one instead")
     parser.add_argument("--full-size", action="store_true", help="full-size models from load to ComfyUI instead")
-    parser.add_argument("--model", choices=[*cases.BASES, "all"], default="all")
+    parser.add_argument("--model", choices=[*cases.BASES, *(model.row for model in large.LARGE), "all"], default="all")
     parser.add_argument("--rounds", type=int, help="rounds of race and stock node (default 3, 1 with --gpu)")
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="end within this many minutes; continue with --resume"
@@ -157,9 +158,10 @@ def run_gpu(options: argparse.Namespace, command: str) -> int:
         sys.exit("bench: torch finds no CUDA device here; --gpu --dry runs the suite at toy sizes on the CPU.")
     path = options.results or CACHE / f"gpu{dried(options)}.json"
     results = Results(path, Child, command, resume=options.resume or options.share)
-    group = chosen(GPU_DRY if options.dry else GPU, options.model)
+    models = [m for m in (large.LARGE_DRY if options.dry else large.LARGE) if options.model in ("all", m.row)]
+    group = [] if models and options.model != "all" else chosen(GPU_DRY if options.dry else GPU, options.model)
     minutes = min(options.minutes, share.MINUTES) if options.share else options.minutes
-    results.measure(gpu_parts(group, options.rounds or 1, results), share_process=True, seconds=60 * minutes)
+    results.measure(gpu_parts(group, options.rounds or 1, results, models), share_process=True, seconds=60 * minutes)
     print(f"\n{gpu_report.render(results.data, suite(results.data))}", flush=True)
     if waiting := results.waiting():
         print(f"bench: {waiting} parts wait for another call; run the same command again with --resume.", flush=True)

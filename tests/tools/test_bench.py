@@ -33,6 +33,7 @@ from lora_atelier.bench import (
     estimates,
     full_size,
     gpu_report,
+    large,
     layers,
     learning,
     loop,
@@ -618,6 +619,61 @@ def test_goals_of_the_gpu_suite_are_judged():
     assert "1.04x at the least (sdxl-1024-4-gpu; cases measured: 1) | **missed** |" in text
     assert "4,600 MB on the card (3,000 MB of tensors), checkpointing full | **missed** |" in text
     assert "20.0% off at the most (sdxl-1024-1-gpu-curve checkpointing full; 2 of 3 settings) | **missed** |" in text
+
+
+def of_large(seconds, stated="NVIDIA H100 80GB HBM3"):
+    """Render a suite in which each side of Krea 2 takes some seconds, or is left out; without empty lines."""
+    rows = {
+        side: {"seconds": [value], "parameters": 12_800_000_000, "loaded": 1, "peak": 27_000} for side, value in seconds
+    }
+    sides = {side: row | {"reserved": 28_000, "overhead": 500} for side, row in rows.items()}
+    left = {side: {"left_out": "it is too large"} for side in large.SIDES if side not in sides}
+    return "\n".join(large.render({"linked-krea2-1024-1-gpu": sides | left}, stated))
+
+
+def test_large_models_stand_beside_bfloat16_the_frozen_pass_and_what_others_claim():
+    text = of_large([("frozen", 0.8), ("bfloat16", 1.0), ("int8", 0.6)])
+    assert "**Krea 2, 12.80 B random weights, 1024 px, batch 1**" in text
+    row = "| weights in int8, multiplied in int8 | 0.600 | 0.60x | 0.75x | 27,000 MB | 28,000 MB | 28,500 MB |"
+    assert row in text
+    assert "| weights in float8 | not measured: it is too large |" in text
+    claims = {
+        line.split(" | ")[1] + line.split(" | ")[2]: line
+        for line in text.splitlines()
+        if "PR 1008" in line or "guide" in line
+    }
+    assert claims["1024 px, bfloat16, checkpointingH100"].endswith("| 1.000, bfloat16 | **missed** |")
+    assert claims["1024 px, int8RTX PRO 6000"].endswith("| on NVIDIA H100 80GB HBM3 |")  # another card: no verdict
+    assert claims["1024 px, float8RTX 3090"].endswith("| not measured |  |") and "| met |" not in text
+    assert "| 0.980, bfloat16 | met |" in of_large([("bfloat16", 0.98)])
+
+
+def test_large_models_come_after_the_goals_each_side_in_a_process_of_its_own(tmp_path, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    kept = results.Results(tmp_path / "r.json", here(None), "c", resume=False)
+    plan = parts.gpu_parts(cases.GPU, 1, kept, large.LARGE)
+    of_models = [part for part in plan if part["what"] == "large"]
+    assert len({cases.company(part) for part in of_models}) == len(of_models) == 3 * len(large.SIDES)
+    assert max(map(cases.limit, of_models)) < 9 * 60
+    first, last = plan.index(of_models[0]), plan.index(of_models[-1])
+    assert plan[first - 1]["what"] == "estimate" and last - first + 1 == len(of_models)
+    alone = parts.gpu_parts([], 1, kept, large.LARGE[:1])
+    assert [part["what"] for part in alone] == ["device", *["large"] * len(large.SIDES)]
+    monkeypatch.delenv("COMFYUI_PATH")
+    assert [part["what"] for part in parts.gpu_parts([], 1, kept, large.LARGE[:1])] == ["device"]
+    why = parts.suite(kept.data)["linked-z-image-1024-1-gpu"]["int8"]
+    assert why == {"left_out": "COMFYUI_PATH names no ComfyUI folder"}
+
+
+@pytest.mark.thorough
+def test_large_models_run_dry(tmp_path, monkeypatch, comfyui, warm_children):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    dry = results.Results(tmp_path / "r.json", results.Child, "dry", resume=False)
+    dry.measure(parts.gpu_parts([], 1, dry, large.LARGE_DRY))
+    assert not dry.failed
+    for model in large.LARGE_DRY:
+        for side, row in parts.suite(dry.data)[model.name].items():
+            assert len(row["seconds"]) == large.STEPS and row["parameters"] > 100_000, (model.name, side)
 
 
 def test_a_goal_without_a_figure_says_why():
