@@ -67,7 +67,7 @@ QWEN_IMAGE = {
     "axes_dims_rope": (16, 56, 56),
 }
 STILL = (16, 128, 128)  # latents of 1024 px
-TOKENS = 512  # of a caption: the longest that these models are trained with
+TOKENS = 512  # of a caption, a long one
 
 
 def _large(row: str, title: str, config: dict[str, Any], latents: tuple[int, ...], width: int) -> Large:
