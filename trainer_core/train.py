@@ -24,6 +24,7 @@ from .runs.asked import Paused
 from .runs.publish import Destination
 from .training.batch import ReadConditioning, read_batch
 from .training.calibrate import calibrate
+from .training.compiling import linked_compiled, settle_programs
 from .training.compute import settle_compute
 from .training.conditioning import freeze_stopped, text_is_trained
 from .training.guard import Guard, looked_at
@@ -109,6 +110,7 @@ def carry_out(
             attention_kernel(memory.attention, device),
             tensor_float(memory.tf32),
             room_for_programs(memory.compile),
+            linked_compiled(run),
         ):
             try:
                 with out_of_memory_explained(lambda: (run.at, run.memory)):
@@ -119,6 +121,7 @@ def carry_out(
                     looked_at(run, ladder, settle_compute)
                     if checkpoint is None:
                         looked_at(run, ladder, calibrate)
+                    looked_at(run, ladder, settle_programs)
                     train(run, ladder)
                 if not run.world.leads:
                     return None

@@ -2,7 +2,7 @@
 
 from .attention import attention_kernel, check_attention, plain_attention
 from .cards import bytes_beside, check_second_card, counted_beside, is_beside, place, second_card
-from .compiled import Compiling, Programs, compile_blocks, room_for_programs
+from .compiled import Compiling, Programs, compile_blocks, room_for_programs, uncompile
 from .device import (
     DTYPES,
     begin_peak,
@@ -129,6 +129,7 @@ __all__ = [
     "timing_rounding",
     "to_devices",
     "total_bytes",
+    "uncompile",
     "weight_bytes",
     "why_no_graphs",
     "with_room",

@@ -47,6 +47,7 @@ class Programs:
 
     def __init__(self, note: Callable[[str], None], backend: Any = "inductor") -> None:
         self.note, self.in_use, self.kind = note, True, PLAIN
+        self.copies = False  # whether blocks run on copies of their inputs, as they write into them
         # One for all blocks, or equal ones would share no program.
         self._backends: dict[Compiling, Any] = {PLAIN: backend}
         self._recorded = False  # whether steps may have recorded CUDA graphs
@@ -73,6 +74,15 @@ class Programs:
 
             reset_cudagraph_trees()
             self._recorded = False
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Let all blocks run uncompiled inside a `with` block."""
+        before, self.in_use = self.in_use, False
+        try:
+            yield
+        finally:
+            self.in_use = before
 
     def end_for(self, error: RuntimeError) -> bool:
         """Tell whether an error comes from the compiler; if so, switch compiling off and send a note.
@@ -103,12 +113,29 @@ class Compiled:
             kind = self.programs.kind if torch.is_grad_enabled() else PLAIN
             if kind not in self._compiled:
                 self._compiled[kind] = torch.compile(self.forward, backend=self.programs.backend(kind))
+            if self.programs.copies:
+                args, kwargs = tuple(map(_copied, args)), {name: _copied(each) for name, each in kwargs.items()}
             try:
-                return self._compiled[kind](*args, **kwargs)
+                with _compiling():
+                    return self._compiled[kind](*args, **kwargs)
             except RuntimeError as error:
                 if not self.programs.end_for(error):
                     raise
         return self.forward(*args, **kwargs)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Let this block's code be compiled where all other code of the process runs as it is written."""
+    if not hasattr(torch.compiler, "set_stance"):  # an older torch, in which nothing holds the compiler off
+        yield
+        return
+    with torch.compiler.set_stance("default"):
+        yield
 
 
 @contextmanager
@@ -137,3 +164,12 @@ def compile_blocks(units: Iterable[Unit], note: Callable[[str], None], backend: 
     for block in (unit for unit, least in units if least >= WHOLE):
         block.forward = Compiled(block.forward, programs)
     return programs
+
+
+def uncompile(units: Iterable[Unit]) -> None:
+    """Give compiled blocks the forward back that they had before `compile_blocks`."""
+    for block, _ in units:
+        if isinstance(wrapped := block.__dict__.get("forward"), Compiled):
+            del block.__dict__["forward"]  # it hides the forward of the class
+            if block.forward != wrapped.forward:
+                block.forward = wrapped.forward

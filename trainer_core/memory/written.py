@@ -126,11 +126,13 @@ class Watched:
 
     def __init__(self) -> None:
         self._harmless: set[Hashable] = set()
+        # True while blocks are compiled, which hide their operators and were compared with the eager ones.
+        self.needless: Callable[[], bool] = bool
 
     @contextmanager
     def passes(self, kind: Hashable) -> Iterator[None]:
         """Wrap a forward pass and its backward pass."""
-        if kind in self._harmless:
+        if kind in self._harmless or self.needless():
             yield
             return
         with copied_before_written() as mode:

@@ -238,6 +238,8 @@ class Text(CaptionLengths, Protocol):
 class WrittenInputs(Protocol):
     """The care that blocks take which may write into their inputs; recomputing them also takes copies."""
 
+    needless: Callable[[], bool]  # whether passes need no care now
+
     def passes(self, kind: Hashable, /) -> AbstractContextManager[None]:
         """Wrap a forward and a backward pass of latents of a shape, so that gradients are right."""
         ...
@@ -466,6 +468,10 @@ class Host(Protocol):
 
         texts: the text encoders as well, which then run in each step.
         """
+        ...
+
+    def compiling(self, blocks: Sequence[Unit]) -> AbstractContextManager[list[Unit]]:
+        """Let blocks be compiled inside a `with` block of a session; yields those that can be."""
         ...
 
     def encoding(self) -> AbstractContextManager[None]:

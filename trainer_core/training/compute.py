@@ -107,7 +107,7 @@ def _decided(run: Run, kind: str, blocks: Mapping[str, Sequence[Any]], *, by_tim
         for _ in range(turns):
             run.callbacks.phase(say("looking at the first batches"), min(next(looks), len(blocks)), len(blocks))
             run.callbacks.check()
-            found.append(_look(run, read, scale))
+            found.append(first_pass(run, read, scale))
         return min(found, key=_seconds)
 
     def takes_less(rounded: FirstPass) -> bool:
@@ -174,7 +174,7 @@ def _hold(run: Run, blocks: Mapping[str, Sequence[Any]], chosen: Iterable[str]) 
         hold_rounded([layer for name in chosen for layer in blocks[name]], run.base.host.holds)
 
 
-def _look(run: Run, read: ReadConditioning, scale: float) -> FirstPass:
+def first_pass(run: Run, read: ReadConditioning, scale: float) -> FirstPass:
     """Predict the first batch and find its gradients, times a scale.
 
     Its seconds are without those of rounding weights that the steps will find rounded.

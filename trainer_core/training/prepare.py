@@ -284,7 +284,10 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         encoder.model.to(device)
     if live:
         live.trained = [encoder.model for encoder in base.text.encoders]
-    compiled = compile_blocks(base.denoiser.units(), note) if config.memory.compile else Programs(note)
+    # Another program's blocks are compiled in their session.
+    compiled = (
+        compile_blocks(base.denoiser.units(), note) if config.memory.compile and not base.host else Programs(note)
+    )
     settings = config.optimizer
     groups = network.groups(rates, settings.conv_learning_rate, settings.lora_plus_ratio)
     parameters = [p for group in groups for p in group["params"]]

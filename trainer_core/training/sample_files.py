@@ -64,7 +64,9 @@ def _draw(run: Run, version: Version) -> list[Path]:
     paths: list[Path] = []
     run.encode_prompts()
     sampler = run.base.sampler
-    with version.weights(), sampler.drawing(run.network) if sampler else nullcontext():
+    # Another program's sampler runs its own code in blocks, which would be compiled anew.
+    uncompiled = run.programs.asleep() if run.base.host else nullcontext()
+    with uncompiled, version.weights(), sampler.drawing(run.network) if sampler else nullcontext():
         read = run.reader(training=False)
         images = sample_images(
             run.base, run.config.sample, run.device, encode=read, encoded=run.encoded, callbacks=run.callbacks

@@ -53,6 +53,7 @@ ALL = tuple(CONVOLUTIONS)
 KNOWN = ("comfy.ops", nn.Linear.__module__, nn.Conv2d.__module__)  # where methods come from whose mathematics are known
 UNLIKE = 0.05  # of the norm of a product: rounding in half precision stays below it
 LAYOUTS = {"int8": "TensorWiseINT8Layout", "float8": "TensorCoreFP8E4M3Layout"}  # of weights that are in 8 bits already
+COMPILED = "_atelier_compiled"  # attribute of layers whose weights compiled code reads as they are
 METHODS = ("forward", "forward_comfy_cast_weights", "_forward", "_conv_forward")
 
 
@@ -90,6 +91,8 @@ class FrozenLayer(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the layer's output; in training from the exact weight, where the layer would round its input."""
+        if torch.compiler.is_compiling() and self.__dict__.get(COMPILED):  # the compiler saves no copies of weights
+            return super().forward(*args, **kwargs)
         x = args[0] if args else None
         exact = isinstance(x, Tensor) and _exactly(self, x)
         forward = functools.partial(_output, self) if exact else super().forward
@@ -100,7 +103,8 @@ class FrozenLayer(nn.Module):
 
     def forward_with(self, x: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
         """Compute the layer's output plus scale * up(down(x)), and both gradients of x in one tensor."""
-        if torch.is_grad_enabled() and _exactly(self, x):
+        compiled = torch.compiler.is_compiling() and self.__dict__.get(COMPILED)
+        if not compiled and torch.is_grad_enabled() and _exactly(self, x):
             return _FrozenWith.apply(x, down, up, scale, self)
         # By name: self.forward is that of an attached network, which comes back to here.
         return add_low_rank(x, FrozenLayer.forward(self, x), down, up, scale, {})
@@ -118,7 +122,7 @@ class _Frozen(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, layer: Any, forward: Any, args: tuple, kwargs: dict) -> Tensor:
         """Run the layer's own forward."""
         ctx.layer, ctx.shape, ctx.dtype = layer, x.shape, x.dtype
-        ctx.again = None if _known(layer) and not args and not kwargs else (forward, args, kwargs)
+        ctx.again = None if is_known(layer) and not args and not kwargs else (forward, args, kwargs)
         if ctx.again:
             ctx.save_for_backward(x)
         output = forward(x, *args, **kwargs)
@@ -174,7 +178,7 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _known(layer: Any) -> bool:
+def is_known(layer: Any) -> bool:
     """Tell whether a layer is linear in its input by its weight alone, as torch's and ComfyUI's own classes are."""
     if "forward" in layer.__dict__ or not _computes_as_known(own_class(layer)):
         return False
@@ -196,7 +200,7 @@ def own_class(layer: nn.Module) -> type:
 
 def _exactly(layer: Any, x: Tensor) -> bool:
     """Tell whether a layer is a known linear one, in training; under autocast it computes in another dtype than x's."""
-    if not comfy.model_management.in_training or isinstance(layer, ALL) or not _known(layer):
+    if not comfy.model_management.in_training or isinstance(layer, ALL) or not is_known(layer):
         return False
     return not torch.is_autocast_enabled(x.device.type)
 
@@ -208,7 +212,7 @@ def is_product(layer: Any) -> bool:
     A layer of an unknown class with plain weights is tried, on other weights for a moment.
     """
     weight = getattr(layer, "weight", None)
-    if _known(layer) or not isinstance(weight, Tensor) or type(weight) not in (Tensor, nn.Parameter):
+    if is_known(layer) or not isinstance(weight, Tensor) or type(weight) not in (Tensor, nn.Parameter):
         return True
     if not weight.is_floating_point():
         return True
@@ -337,7 +341,7 @@ def _weights(layer: Any, dtype: torch.dtype, device: torch.device) -> Iterator[t
 def weight_of(layer: Any, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Read the weight of a layer of ComfyUI as the layer computes with it; device: by default the weight's own."""
     to: torch.device = device or layer.weight.device
-    if not _known(layer) and not _casts_itself(layer) and hasattr(layer, "in_features"):
+    if not is_known(layer) and not _casts_itself(layer) and hasattr(layer, "in_features"):
         return _by_identity(layer, dtype, to)
     with _weights(layer, dtype, to) as (weight, _):
         scale = _input_scale(layer, weight)

@@ -17,10 +17,11 @@ from ....trainer_core.config import RunConfig, SamplePicture, node, setting
 from ....trainer_core.config.optimizer import RATES
 from ....trainer_core.memory import releasing_rounded
 from ....trainer_core.models import Conditioning
-from ....trainer_core.models.base import NOTHING, Shown
+from ....trainer_core.models.base import NOTHING, Shown, Unit
 from ....trainer_core.models.sd.layers import PREFIX
 from . import gradients, names, vae
 from .beside import empty_inputs
+from .compiling import as_they_lie
 from .denoiser import BatchConditions
 from .experts import named_high, named_low
 from .layers import unreachable
@@ -52,8 +53,10 @@ class ComfyUIHost:
                 "ComfyUI itself decides where the weights of a connected model lie; set "
                 f"{setting('memory.offload_weights')} to auto."
             )
-        if config.memory.compile:
-            raise ValueError(f"A connected model is not compiled; set {setting('memory.compile')} to off.")
+        if config.memory.compile and config.memory.compute != "exact":
+            raise ValueError(
+                f"Products in 8 bits of a connected model are not compiled; set {setting('memory.compile')} to off."
+            )
 
     def _check_experts(self, config: RunConfig) -> None:
         """Raise ValueError for settings that two experts cannot have: what is measured or read for one MODEL alone."""
@@ -111,6 +114,13 @@ class ComfyUIHost:
                 yield
         finally:
             wired.live = False
+
+    @contextmanager
+    def compiling(self, blocks: Sequence[Unit]) -> Iterator[list[Unit]]:
+        """Let blocks be compiled inside a `with` block of a session; yields those that can be."""
+        model = self._wired.model
+        with as_they_lie(blocks, model.model.get_dtype_inference(), model.load_device) as chosen:
+            yield chosen
 
     @contextmanager
     def encoding(self) -> Iterator[None]:

@@ -1,0 +1,91 @@
+"""Runs on linked models whose blocks are compiled: the gradients of eager ones, and nothing left on the MODEL."""
+
+import pytest
+import torch
+from durable import equal
+from safetensors.torch import load_file
+from tiny_runs import change
+from train_graph import draw_pictures
+from zoo.linked import linked, live_of
+from zoo.passes import run_once
+from zoo.test_train import configure, run, state_of, unchanged
+from zoo.zoo import build
+
+from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.nodes.comfyui.connected.compiling import as_they_lie
+from lora_atelier.nodes.comfyui.connected.layers import units
+from lora_atelier.trainer_core.memory import compile_blocks
+from lora_atelier.trainer_core.training import compiling
+
+COUNTERS = torch._dynamo.utils.counters
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return draw_pictures(tmp_path_factory.mktemp("concept") / "pictures")
+
+
+def compiled_and_eager(name, pictures, folder, monkeypatch, backend):
+    """Train a model eagerly, then compiled; return both files' tensors and what the second run said of compiling."""
+    monkeypatch.setattr(compiling, "compile_blocks", lambda units, note: compile_blocks(units, note, backend))
+    torch._dynamo.reset()
+    COUNTERS.clear()
+    base, files = linked(name), []
+    patcher = live_of(base).model
+    for compiled in (False, True):
+        (folder / str(compiled)).mkdir()
+        result, notes = run(change(configure(base, pictures), memory={"compile": compiled}), folder / str(compiled))
+        files.append(load_file(result.path))
+        if not compiled:
+            before, drawn = state_of(patcher), run_once(patcher.model, name)
+    unchanged(before, state_of(patcher))
+    assert torch.equal(run_once(patcher.model, name), drawn)
+    return *files, [note for note in notes if "ompile" in note or "eager" in note]
+
+
+def apart(one, other):
+    return max(float((one[name] - each).norm() / each.norm().clamp(min=1e-9)) for name, each in other.items())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "blocks"), [("wan21_t2v", 2), ("z_image", 6), ("sd15", 18)])
+def test_compiled_blocks_train_what_eager_ones_do(name, blocks, pictures, tmp_path, monkeypatch):
+    eager, compiled, said = compiled_and_eager(name, pictures, tmp_path, monkeypatch, "eager")
+    assert said == [f"{blocks} of {blocks} blocks are compiled."]
+    assert COUNTERS["stats"]["unique_graphs"] and not COUNTERS["graph_break"]
+    assert apart(eager, compiled) < 1e-3
+
+
+@pytest.mark.thorough
+def test_blocks_that_write_into_what_gradients_need_stay_eager(pictures, tmp_path, monkeypatch):
+    eager, compiled, said = compiled_and_eager("flux_dev", pictures, tmp_path, monkeypatch, "aot_eager")
+    assert said[0] == "4 of 4 blocks are compiled." and "continues without it" in said[1] and len(said) == 2
+    assert equal(eager, compiled)
+
+
+@pytest.mark.thorough
+def test_where_compiled_gradients_differ_the_run_stays_eager(pictures, tmp_path, monkeypatch):
+    def wrong(graph, _):
+        return lambda *inputs: tuple(
+            each * 1.1 if each.is_floating_point() else each for each in graph.forward(*inputs)
+        )
+
+    eager, compiled, said = compiled_and_eager("wan21_t2v", pictures, tmp_path, monkeypatch, wrong)
+    assert "stay eager, as compiled, a gradient of the first batch differs by" in said[-1]
+    assert equal(eager, compiled)
+
+
+def test_blocks_whose_weights_are_patched_or_cast_are_left_out():
+    _, patcher = build("wan21_t2v")
+    blocks = units(patcher.model.diffusion_model)
+    cpu = torch.device("cpu")
+    with gradients.session(patcher):
+        with as_they_lie(blocks, torch.float32, cpu) as chosen:
+            assert len(chosen) == 2
+        layer = next(m for m in chosen[0][0].modules() if hasattr(m, "in_features"))
+        layer.weight_function = [lambda weight: weight]
+        with as_they_lie(blocks, torch.float32, cpu) as rest:
+            assert [block for block, _ in rest] == [chosen[1][0]]
+        layer.weight_function = []
+        with as_they_lie(blocks, torch.bfloat16, cpu) as none:
+            assert not none

@@ -1,0 +1,88 @@
+"""Compile the blocks of a linked model for a run, and compare the compiled pass with the eager one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from ..common.wording import count, say
+from ..memory import WHOLE, compile_blocks, keep_activations, out_of_memory, uncompile
+from .compute import FirstPass, first_pass
+from .state import Run
+
+# How far a block's gradient may be from the eager one by rounding alone, as a share of its length.
+ROUNDING = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
+
+
+@contextmanager
+def linked_compiled(run: Run) -> Iterator[None]:
+    """Compile the blocks of a linked model inside a `with` block, in its session, and leave them as they were."""
+    if run.base.host is None or not run.config.memory.compile:
+        yield
+        return
+    blocks = [unit for unit in run.base.denoiser.units() if unit[1] >= WHOLE]
+    with run.base.host.compiling(blocks) as chosen:
+        run.programs = programs = compile_blocks(chosen, run.callbacks.note)
+        run.callbacks.note(_sentence(len(chosen), len(blocks)))
+        programs.in_use = bool(chosen)
+        if written := run.base.denoiser.written:
+            written.needless = lambda: programs.in_use
+        try:
+            yield
+        finally:
+            programs.in_use = False
+            keep_activations(block for block, _ in chosen)  # it lies around the compiled code
+            uncompile(chosen)
+
+
+def _sentence(chosen: int, blocks: int) -> str:
+    if not blocks:
+        return "No block of this model is compiled: it has none that can run by itself."
+    rest = "their weights are cast, streamed, patched or unpacked at each use" if chosen < blocks else ""
+    return f"{chosen} of {count(blocks, 'block')} are compiled" + (f"; of the others {rest}." if rest else ".")
+
+
+def settle_programs(run: Run) -> None:
+    """Compare the compiled pass of the first batch with the eager one; where they part, the run stays eager."""
+    if run.base.host is None or not run.programs.in_use or not run.config.memory.compile:
+        return
+    run.callbacks.phase(say("looking at the first batches"), 0, 1)
+    read, scale, programs = run.reader(training=True), run.scaler.get_scale(), run.programs
+    programs.in_use = False
+    eager = first_pass(run, read, scale)
+    while scale > 1 and not eager.finite:  # float16's scale has not settled yet
+        scale /= 2
+        eager = first_pass(run, read, scale)
+    bound = ROUNDING[str(run.base.denoiser.dtype).removeprefix("torch.")]
+    why = ""
+    for programs.copies in (False, True):  # copies only for blocks that write into their inputs
+        programs.in_use = True
+        try:
+            apart = furthest(eager, first_pass(run, read, scale))
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            run.network.zero_grad(set_to_none=True)
+            if programs.end_for(error) or not programs.in_use:  # its note is sent
+                programs.in_use = False
+                return
+            why = "their compiled pass has no gradients: " + " ".join(str(error).split())[:200]
+        else:
+            if not programs.in_use or apart <= bound:
+                return
+            why = f"compiled, a gradient of the first batch differs by {apart:.2g} of its length"
+    programs.in_use = False
+    run.callbacks.note(f"The blocks stay eager, as {why}.")
+
+
+def furthest(one: FirstPass, other: FirstPass) -> float:
+    """Measure by how much predictions or gradients of blocks differ at most, as a share of the first one's length."""
+    pairs = [(one.prediction, other.prediction)]
+    pairs += [(each, other.gradients[name]) for name, each in one.gradients.items()]
+    return max(_apart(*pair) for pair in pairs)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / one.norm().clamp(min=1e-30))
