@@ -2,7 +2,7 @@
 
 from .attention import attention_kernel, check_attention, plain_attention
 from .cards import bytes_beside, check_second_card, counted_beside, is_beside, place, second_card
-from .compiled import Compiling, Programs, compile_blocks, room_for_programs, uncompile
+from .compiled import Compiling, Programs, compile_blocks, room_for_programs, short, uncompile
 from .device import (
     DTYPES,
     begin_peak,
@@ -123,6 +123,7 @@ __all__ = [
     "rounded_bytes",
     "rungs",
     "second_card",
+    "short",
     "staying",
     "takes_sides",
     "tensor_float",

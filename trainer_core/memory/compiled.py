@@ -50,6 +50,8 @@ class Programs:
         self.copies = False  # whether blocks run on copies of their inputs, as they write into them
         # One for all blocks, or equal ones would share no program.
         self._backends: dict[Compiling, Any] = {PLAIN: backend}
+        self.failure = ""  # why compiling failed
+        self.about = ""  # a sentence on what is compiled, for once that is sure
         self._recorded = False  # whether steps may have recorded CUDA graphs
 
     def backend(self, kind: Compiling) -> Any:
@@ -93,10 +95,14 @@ class Programs:
 
         if not self.in_use or not isinstance(error, TorchDynamoException):
             return False
-        self.in_use = False
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        self.note(f"torch.compile failed, so training continues without it: {reason}")
+        self.in_use, self.failure = False, short(error)
+        self.note(f"torch.compile failed, so training continues without it: {self.failure}")
         return True
+
+
+def short(error: Exception) -> str:
+    """Shorten an error's text to one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 class Compiled:
@@ -104,24 +110,27 @@ class Compiled:
 
     def __init__(self, forward: Callable[..., Any], programs: Programs) -> None:
         self.forward, self.programs = forward, programs
-        self._compiled: dict[Compiling, Callable[..., Any]] = {}
+        self._compiled: dict[tuple[Compiling, Callable[..., Any]], Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled forward, or the plain one after a block failed to compile."""
         if self.programs.in_use:
             # Without gradients nothing is kept. Samplers keep predictions, which recorded kernels would write over.
             kind = self.programs.kind if torch.is_grad_enabled() else PLAIN
-            if kind not in self._compiled:
-                self._compiled[kind] = torch.compile(self.forward, backend=self.programs.backend(kind))
-            if self.programs.copies:
-                args, kwargs = tuple(map(_copied, args)), {name: _copied(each) for name, each in kwargs.items()}
+            forward = self._on_copies if self.programs.copies else self.forward
+            if (kind, forward) not in self._compiled:
+                self._compiled[kind, forward] = torch.compile(forward, backend=self.programs.backend(kind))
             try:
                 with _compiling():
-                    return self._compiled[kind](*args, **kwargs)
+                    return self._compiled[kind, forward](*args, **kwargs)
             except RuntimeError as error:
                 if not self.programs.end_for(error):
                     raise
         return self.forward(*args, **kwargs)
+
+    def _on_copies(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward on copies, within the compiled code: it then writes into nothing that others need."""
+        return self.forward(*map(_copied, args), **{name: _copied(each) for name, each in kwargs.items()})
 
 
 def _copied(value: Any) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
 
 from ..common.wording import count, say
-from ..memory import WHOLE, compile_blocks, keep_activations, out_of_memory, uncompile
+from ..memory import WHOLE, compile_blocks, keep_activations, out_of_memory, short, uncompile
 from .compute import FirstPass, first_pass
 from .state import Run
 
@@ -24,9 +24,11 @@ def linked_compiled(run: Run) -> Iterator[None]:
         return
     blocks = [unit for unit in run.base.denoiser.units() if unit[1] >= WHOLE]
     with run.base.host.compiling(blocks) as chosen:
-        run.programs = programs = compile_blocks(chosen, run.callbacks.note)
-        run.callbacks.note(_sentence(len(chosen), len(blocks)))
-        programs.in_use = bool(chosen)
+        before, run.programs = run.programs, compile_blocks(chosen, run.callbacks.note)
+        programs, run.programs.kind = run.programs, before.kind
+        programs.in_use, programs.about = bool(chosen), _sentence(len(chosen), len(blocks))
+        if not chosen:
+            run.callbacks.note(programs.about)
         if written := run.base.denoiser.written:
             written.needless = lambda: programs.in_use
         try:
@@ -46,35 +48,48 @@ def _sentence(chosen: int, blocks: int) -> str:
 
 def settle_programs(run: Run) -> None:
     """Compare the compiled pass of the first batch with the eager one; where they part, the run stays eager."""
-    if run.base.host is None or not run.programs.in_use or not run.config.memory.compile:
+    programs = run.programs
+    if run.base.host is None or not programs.in_use or not run.config.memory.compile:
         return
     run.callbacks.phase(say("looking at the first batches"), 0, 1)
-    read, scale, programs = run.reader(training=True), run.scaler.get_scale(), run.programs
-    programs.in_use = False
-    eager = first_pass(run, read, scale)
-    while scale > 1 and not eager.finite:  # float16's scale has not settled yet
-        scale /= 2
+    read, scale = run.reader(training=True), run.scaler.get_scale()
+    with programs.asleep():
         eager = first_pass(run, read, scale)
+        while scale > 1 and not eager.finite:  # float16's scale has not settled yet
+            scale /= 2
+            eager = first_pass(run, read, scale)
+    if why := _why_not(run, eager, lambda: first_pass(run, read, scale)):
+        programs.in_use = False
+        run.callbacks.note(f"The blocks stay eager, as {why}.")
+    else:
+        run.callbacks.note(programs.about)
+
+
+def _why_not(run: Run, eager: FirstPass, look: Callable[[], FirstPass]) -> str:
+    """Say why a compiled pass cannot take the place of the eager one; "" if it can."""
+    programs, why = run.programs, ""
     bound = ROUNDING[str(run.base.denoiser.dtype).removeprefix("torch.")]
-    why = ""
-    for programs.copies in (False, True):  # copies only for blocks that write into their inputs
-        programs.in_use = True
-        try:
-            apart = furthest(eager, first_pass(run, read, scale))
-        except RuntimeError as error:
-            if out_of_memory(error):
-                raise
-            run.network.zero_grad(set_to_none=True)
-            if programs.end_for(error) or not programs.in_use:  # its note is sent
-                programs.in_use = False
-                return
-            why = "their compiled pass has no gradients: " + " ".join(str(error).split())[:200]
-        else:
-            if not programs.in_use or apart <= bound:
-                return
-            why = f"compiled, a gradient of the first batch differs by {apart:.2g} of its length"
-    programs.in_use = False
-    run.callbacks.note(f"The blocks stay eager, as {why}.")
+    note, programs.note = programs.note, lambda _: None  # one sentence follows
+    try:
+        for programs.copies in (False, True):  # copies only for blocks that write into their inputs
+            programs.in_use = True
+            try:
+                apart = furthest(eager, look())
+                failure = programs.failure
+            except RuntimeError as error:
+                if out_of_memory(error):
+                    raise
+                run.network.zero_grad(set_to_none=True)
+                failure = short(error)
+            else:
+                if programs.in_use and apart <= bound:
+                    return ""
+                if programs.in_use:
+                    failure = f"a gradient of the first batch differs by {apart:.2g} of its length"
+            why = why or f"compiled, they give another pass: {failure}"
+    finally:
+        programs.note, programs.in_use = note, True
+    return why
 
 
 def furthest(one: FirstPass, other: FirstPass) -> float:
