@@ -8,6 +8,7 @@ import { t } from "./words.js";
 const MOST_NAMED = 5;
 /** @type {HTMLElement | null} */
 let offer = null; // the element, while something is offered
+let asked = 0; // how often; an answer that a later one has overtaken counts no more
 
 /** @param {string[]} names */
 function listed(names) {
@@ -17,8 +18,10 @@ function listed(names) {
 
 /** @returns {Promise<void>} */
 async function refresh() {
+  const number = ++asked;
   /** @type {{prompts?: {name: string, runs: string[], missing: string[]}[]}} */
   const { prompts = [] } = await ask("/atelier/pending");
+  if (number !== asked) return;
   offer?.remove();
   offer = null;
   if (!prompts.length) return;

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import logging
+import threading
 import uuid
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
@@ -154,17 +155,21 @@ def cut_off(user: str) -> dict[str, dict[str, Any]]:
     return dict(sorted(found.items(), key=lambda each: each[1]["number"]))
 
 
+_looking = threading.Lock()  # one at a time, or each would take the other for a ComfyUI that still runs
+
+
 def _left() -> list[Path]:
     """List the files of all ComfyUIs that have ended, and delete the locks of those that left none."""
     found = []
-    for lock in folder().glob("*.lock"):
-        if lock.stem != SESSION:
-            # Held by one that still runs; Windows deletes no lock that is held, and needs no deletion.
-            with suppress(Timeout, PermissionError), FileLock(lock, timeout=0):
-                files = list(folder().glob(f"{lock.stem}-*.json"))
-                found += files
-                if not files:
-                    lock.unlink(missing_ok=True)
+    with _looking:
+        for lock in folder().glob("*.lock"):
+            if lock.stem != SESSION:
+                # Held by one that still runs; Windows deletes no lock that is held, and needs no deletion.
+                with suppress(Timeout, PermissionError), FileLock(lock, timeout=0):
+                    files = list(folder().glob(f"{lock.stem}-*.json"))
+                    found += files
+                    if not files:
+                        lock.unlink(missing_ok=True)
     return sorted(found)[:MOST]
 
 

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -215,6 +216,8 @@ def test_runs_that_a_restart_cut_off_are_offered_to_their_user_once(
     server.start()
     assert [prompt["runs"] for prompt in offered(users[0])] == [["first"], ["second"]]
     assert [(prompt["runs"], prompt["missing"]) for prompt in offered(users[1])] == [(["strange"], ["NoSuchNode"])]
+    with ThreadPoolExecutor(8) as pool:  # two that ask at the same moment see the same
+        assert list(map(len, pool.map(offered, users * 20))) == [2, 1] * 20
     assert post(comfy, "/atelier/pending/take", {}, {**users[0], "Origin": "http://elsewhere.example"})[0] == 403
     assert post(comfy, "/atelier/pending/take", {}, users[1])[1]["prompts"] == []
     post(comfy, "/atelier/pending/drop", {"names": [each["name"] for each in offered(users[0])]}, users[1])

@@ -103,8 +103,8 @@ def test_where_no_block_is_near_the_run_is_exact_and_says_so(config, tmp_path, m
 @pytest.mark.parametrize(("times", "expected"), [((2.0, 1.0), "int8"), ((1.0, 0.95), "exact"), ((1.0, 3.0), "exact")])
 def test_auto_takes_what_takes_less_time_here(config, tmp_path, monkeypatch, times, expected):
     seconds = itertools.cycle((*times, *times[::-1]))  # exact, in int8, in int8, exact
-    looks = compute._look
-    monkeypatch.setattr(compute, "_look", lambda *of: replace(looks(*of), seconds=next(seconds)))
+    looks = compute.first_pass
+    monkeypatch.setattr(compute, "first_pass", lambda *of: replace(looks(*of), seconds=next(seconds)))
     made, notes = settled(config, tmp_path, "auto")
     assert made.multiplies_in == expected and bool(in_eight(made)) == (expected == "int8")
     word = "exactly" if expected == "exact" else "in int8"
@@ -116,7 +116,7 @@ def test_auto_times_no_rounding_that_is_done_once(config, tmp_path, monkeypatch)
     clock, seen = SimpleNamespace(at=0.0), []
     for module in (compute, weights):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.at))
-    round_rows, looks = weights.rounded, compute._look
+    round_rows, looks = weights.rounded, compute.first_pass
 
     def slowly(*given):
         clock.at += 1
@@ -129,7 +129,7 @@ def test_auto_times_no_rounding_that_is_done_once(config, tmp_path, monkeypatch)
         return found
 
     monkeypatch.setattr(weights, "rounded", slowly)
-    monkeypatch.setattr(compute, "_look", look)
+    monkeypatch.setattr(compute, "first_pass", look)
     made, _ = settled(config, tmp_path, "auto")
     assert made.multiplies_in == "int8" and {took for took, _ in seen} > {0.0}
     assert {seconds for _, seconds in seen} == {0.0}
@@ -138,9 +138,11 @@ def test_auto_times_no_rounding_that_is_done_once(config, tmp_path, monkeypatch)
 
 def test_auto_is_exact_where_the_blocks_that_are_near_spare_too_little(config, tmp_path, monkeypatch):
     seconds = {0: 2.0, 1: 1.9}  # by the blocks that are in 8 bits; of more 1
-    chosen, multiply, looks, near = [], compute._multiply, compute._look, compute.nearness
+    chosen, multiply, looks, near = [], compute._multiply, compute.first_pass, compute.nearness
     monkeypatch.setattr(compute, "_multiply", lambda k, b, c: multiply(k, b, chosen.append(list(c)) or chosen[-1]))
-    monkeypatch.setattr(compute, "_look", lambda *of: replace(looks(*of), seconds=seconds.get(len(chosen[-1]), 1.0)))
+    monkeypatch.setattr(
+        compute, "first_pass", lambda *of: replace(looks(*of), seconds=seconds.get(len(chosen[-1]), 1.0))
+    )
 
     def of_the_first_alone(*passes):
         first = next(names for names in chosen if names)[:1]
