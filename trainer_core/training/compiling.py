@@ -60,7 +60,7 @@ def settle_programs(run: Run) -> None:
             eager = first_pass(run, read, scale)
     if why := _why_not(run, eager, lambda: first_pass(run, read, scale)):
         programs.in_use = False
-        run.callbacks.note(f"The blocks stay eager, as {why}.")
+        run.callbacks.note(f"The blocks stay uncompiled: {why}.")
     else:
         run.callbacks.note(programs.about)
 
@@ -86,7 +86,7 @@ def _why_not(run: Run, eager: FirstPass, look: Callable[[], FirstPass]) -> str:
                     return ""
                 if programs.in_use:
                     failure = f"a gradient of the first batch differs by {apart:.2g} of its length"
-            why = why or f"compiled, they give another pass: {failure}"
+            why = why or f"compiled they give another result ({failure})"
     finally:
         programs.note, programs.in_use = note, True
     return why
