@@ -62,6 +62,7 @@ def measure_alone(config: Any, part: str, folder: Path, began: float) -> float:
     from lora_atelier.trainer_core.training.encode import encode_plan
 
     base = source_of(config.base_model).load(torch.float32)
+    _ = base.denoiser  # which is read meanwhile
     if part == "load":
         return time.perf_counter() - began
     plan = build_plan(scan(config.dataset), config.dataset, config.train)
