@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny_runs import run, tiny_config
 
 from lora_atelier.trainer_core.common.cancel import NoLongerWanted, look
+from lora_atelier.trainer_core.common.side_by_side import begin, result_of
 from lora_atelier.trainer_core.config import BaseModelConfig
 from lora_atelier.trainer_core.models.sd import load
 from lora_atelier.trainer_core.models.sd.source import StableDiffusionFiles
@@ -71,6 +72,19 @@ def test_a_unet_that_cannot_be_used_ends_the_encoding(checkpoint, pictures, tmp_
     ):
         run(tiny_config(broken, pictures), tmp_path, phase=phase, **from_disk(broken))
     assert phases.count("encoding pictures") <= 1 and "encoding captions" not in phases
+
+
+def test_later_threads_compute_with_as_many_of_torch_as_before():
+    before, found = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        assert result_of(begin(torch.get_num_threads)) == 1
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert (found, torch.get_num_threads()) == ([2], 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_cancel_ends_the_reading(checkpoint, pictures, tmp_path, monkeypatch):

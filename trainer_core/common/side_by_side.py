@@ -56,10 +56,12 @@ def begin(work: Callable[[], Result]) -> Future[Result]:
     around the call, ends it at its own next `look`.
     """
     future: Future[Result] = Future()
+    threads, begun = torch.get_num_threads(), threading.Event()
 
     @torch.no_grad()
     def work_on() -> None:
-        torch.set_num_threads(1)  # of this thread
+        torch.set_num_threads(1)
+        begun.set()
         with _Outcome(future):
             try:
                 future.set_result(work())
@@ -68,6 +70,8 @@ def begin(work: Callable[[], Result]) -> Future[Result]:
                 raise
 
     threading.Thread(target=copy_context().run, args=(work_on,), daemon=True).start()
+    begun.wait()
+    torch.set_num_threads(threads)  # of threads to come
     return future
 
 

@@ -253,7 +253,7 @@ class LargestBatch:
     accumulates: bool = False  # gradients of an earlier backward pass exist already
 
 
-class _Held:
+class _OfCard:
     """What a step holds of the layers of a card."""
 
     def __init__(self, parts: Iterable[nn.Module], optimizer: OptimizerConfig | None) -> None:
@@ -295,7 +295,7 @@ def estimate_step(
         weight_bytes = LiveBytes(block).count(t for m in models for t in (*m.parameters(), *m.buffers()))
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     near, apart = network.split()
-    cards = [_Held([*near, network.embeddings], optimizer), _Held(apart, optimizer)]
+    cards = [_OfCard([*near, network.embeddings], optimizer), _OfCard(apart, optimizer)]
     looked = sum(looked_at(parameters))
     objective.path.at(torch.tensor([0]))  # its tables are made here, where nothing is counted
     live = LiveBytes(block)

@@ -26,23 +26,20 @@ def as_they_lie(units: Sequence[Unit], dtype: torch.dtype, device: torch.device)
     """
     chosen = [unit for unit in units if unit[1] >= WHOLE and _can(unit[0], dtype, device)]
     layers = {layer for block, _ in chosen for layer in block.modules()}
-    cast = [layer for layer in layers if isinstance(layer, comfy.ops.CastWeightBiasOp) and vars(layer).get(CASTS)]
-    inherited = [
-        layer
-        for layer in layers
-        if isinstance(layer, comfy.ops.CastWeightBiasOp) and CASTS not in vars(layer) and getattr(layer, CASTS)
-    ]
-    for layer in (*cast, *inherited):
+    casting = [layer for layer in layers if isinstance(layer, comfy.ops.CastWeightBiasOp) and getattr(layer, CASTS)]
+    own = [CASTS in vars(layer) for layer in casting]  # else it is their class's
+    for layer in casting:
         layer.__dict__[CASTS] = False
     for layer in layers:
         layer.__dict__[COMPILED] = True
     try:
         yield chosen
     finally:
-        for layer in cast:
-            layer.__dict__[CASTS] = True
-        for layer in inherited:
-            layer.__dict__.pop(CASTS, None)
+        for layer, its_own in zip(casting, own, strict=True):
+            if its_own:
+                layer.__dict__[CASTS] = True
+            else:
+                del layer.__dict__[CASTS]
         for layer in layers:
             del layer.__dict__[COMPILED]
 
