@@ -60,7 +60,8 @@ def test_compiled_blocks_train_what_eager_ones_do(name, blocks, pictures, tmp_pa
 def test_blocks_that_write_into_what_gradients_need_stay_eager(pictures, tmp_path, monkeypatch):
     eager, compiled, said = compiled_and_eager("flux_dev", pictures, tmp_path, monkeypatch, "aot_eager")
     assert len(said) == 1
-    assert said[0].startswith("The blocks stay uncompiled: compiled they give another result (one of the variables")
+    assert said[0].startswith("The blocks stay uncompiled: torch.compile failed: ")
+    assert "modified by an inplace operation" in said[0]
     assert equal(eager, compiled)
 
 
@@ -79,10 +80,7 @@ def test_where_compiled_gradients_differ_the_run_stays_eager(pictures, tmp_path,
         )
 
     eager, compiled, said = compiled_and_eager("wan21_t2v", pictures, tmp_path, monkeypatch, wrong)
-    assert (
-        "The blocks stay uncompiled: compiled they give another result (a gradient of the first batch differs"
-        in said[-1]
-    )
+    assert "The blocks stay uncompiled: compiled a gradient of the first batch differs" in said[-1]
     assert equal(eager, compiled)
 
 

@@ -75,18 +75,16 @@ def _why_not(run: Run, eager: FirstPass, look: Callable[[], FirstPass]) -> str:
             programs.in_use = True
             try:
                 apart = furthest(eager, look())
-                failure = programs.failure
             except RuntimeError as error:
                 if out_of_memory(error):
                     raise
                 run.network.zero_grad(set_to_none=True)
-                failure = short(error)
+                found = "" if programs.end_for(error) else f"compiled they have no gradients: {short(error)}"
             else:
                 if programs.in_use and apart <= bound:
                     return ""
-                if programs.in_use:
-                    failure = f"a gradient of the first batch differs by {apart:.2g} of its length"
-            why = why or f"compiled they give another result ({failure})"
+                found = f"compiled a gradient of the first batch differs by {apart:.2g} of its length"
+            why = why or (found if programs.in_use else f"torch.compile failed: {programs.failure}")
     finally:
         programs.note, programs.in_use = note, True
     return why
