@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .gradient_checkpointing import WHOLE, Unit
+from .out_of_place import out_of_place
 
 PROGRAMS = 128  # compiled programs of one function at most
 
@@ -39,7 +40,7 @@ class Backend:
 
         graphs = {"config_patches": {"triton.cudagraphs": True}} if self.kind.graphs else {}
         with config.patch(activation_memory_budget=self.kind.budget):
-            return lookup_backend(self.backend)(graph, inputs, **graphs)
+            return lookup_backend(self.backend)(out_of_place(graph), inputs, **graphs)
 
 
 class Programs:
@@ -47,18 +48,16 @@ class Programs:
 
     def __init__(self, note: Callable[[str], None], backend: Any = "inductor") -> None:
         self.note, self.in_use, self.kind = note, True, PLAIN
-        self.copies = False  # whether blocks run on copies of their inputs, as they write into them
-        # One for all blocks, or equal ones would share no program.
-        self._backends: dict[Compiling, Any] = {PLAIN: backend}
+        self._backend = backend
+        # One of a kind for all blocks, or equal ones would share no program.
+        self._backends: dict[Compiling, Backend] = {}
         self.failure = ""  # why compiling failed
         self.about = ""  # a sentence on what is compiled, for once that is sure
         self._recorded = False  # whether steps may have recorded CUDA graphs
 
-    def backend(self, kind: Compiling) -> Any:
+    def backend(self, kind: Compiling) -> Backend:
         """Give the backend that compiles so."""
-        if kind not in self._backends:
-            self._backends[kind] = Backend(self._backends[PLAIN], kind)
-        return self._backends[kind]
+        return self._backends.setdefault(kind, Backend(self._backend, kind))
 
     def begin_step(self) -> None:
         """Let recorded kernels write over what those of the step before left.
@@ -110,31 +109,22 @@ class Compiled:
 
     def __init__(self, forward: Callable[..., Any], programs: Programs) -> None:
         self.forward, self.programs = forward, programs
-        self._compiled: dict[tuple[Compiling, Callable[..., Any]], Callable[..., Any]] = {}
+        self._compiled: dict[Compiling, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled forward, or the plain one after a block failed to compile."""
         if self.programs.in_use:
             # Without gradients nothing is kept. Samplers keep predictions, which recorded kernels would write over.
             kind = self.programs.kind if torch.is_grad_enabled() else PLAIN
-            forward = self._on_copies if self.programs.copies else self.forward
-            if (kind, forward) not in self._compiled:
-                self._compiled[kind, forward] = torch.compile(forward, backend=self.programs.backend(kind))
+            if kind not in self._compiled:
+                self._compiled[kind] = torch.compile(self.forward, backend=self.programs.backend(kind))
             try:
                 with _compiling():
-                    return self._compiled[kind, forward](*args, **kwargs)
+                    return self._compiled[kind](*args, **kwargs)
             except RuntimeError as error:
                 if not self.programs.end_for(error):
                     raise
         return self.forward(*args, **kwargs)
-
-    def _on_copies(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward on copies, within the compiled code: it then writes into nothing that others need."""
-        return self.forward(*map(_copied, args), **{name: _copied(each) for name, each in kwargs.items()})
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 @contextmanager

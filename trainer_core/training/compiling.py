@@ -67,27 +67,22 @@ def settle_programs(run: Run) -> None:
 
 def _why_not(run: Run, eager: FirstPass, look: Callable[[], FirstPass]) -> str:
     """Say why a compiled pass cannot take the place of the eager one; "" if it can."""
-    programs, why = run.programs, ""
+    programs = run.programs
     bound = ROUNDING[str(run.base.denoiser.dtype).removeprefix("torch.")]
     note, programs.note = programs.note, lambda _: None  # one sentence follows
     try:
-        for programs.copies in (False, True):  # copies only for blocks that write into their inputs
-            programs.in_use = True
-            try:
-                apart = furthest(eager, look())
-            except RuntimeError as error:
-                if out_of_memory(error):
-                    raise
-                run.network.zero_grad(set_to_none=True)
-                found = "" if programs.end_for(error) else f"compiled they have no gradients: {short(error)}"
-            else:
-                if programs.in_use and apart <= bound:
-                    return ""
-                found = f"compiled a gradient of the first batch differs by {apart:.2g} of its length"
-            why = why or (found if programs.in_use else f"torch.compile failed: {programs.failure}")
+        apart = furthest(eager, look())
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        run.network.zero_grad(set_to_none=True)
+        if not programs.end_for(error):
+            return f"compiled they have no gradients: {short(error)}"
     finally:
-        programs.note, programs.in_use = note, True
-    return why
+        programs.note = note
+    if not programs.in_use:
+        return f"torch.compile failed: {programs.failure}"
+    return "" if apart <= bound else f"compiled a gradient of the first batch differs by {apart:.2g} of its length"
 
 
 def furthest(one: FirstPass, other: FirstPass) -> float:

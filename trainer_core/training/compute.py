@@ -192,8 +192,8 @@ def first_pass(run: Run, read: ReadConditioning, scale: float) -> FirstPass:
     found: dict[str, list[Tensor]] = {}
     for trained in run.network.chosen:
         for parameter in run.network.layers[trained.name].parameters():
-            if parameter.grad is not None:
-                found.setdefault(trained.block, []).append(parameter.grad.flatten().float())
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            found.setdefault(trained.block, []).append(gradient.flatten().float())
     run.network.zero_grad(set_to_none=True)
     for term in run.objective.terms:
         term.forget_gradients()
