@@ -20,6 +20,7 @@ from .batch import ReadConditioning
 from .state import Best, Run
 
 CLEAR_ERROR = 0.5  # mean squared error below which a prediction is clearly of a kind
+SEEN = 32  # sides of the latents that show the kind: at full size each run would wait for a whole pass
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # noise levels of the validation loss, as shares of all levels
 
 Measurements = Sequence[tuple[int, float]]  # (steps finished, validation loss)
@@ -224,19 +225,20 @@ def losses_at(run: Run, read: ReadConditioning, at: Sequence[int]) -> Iterator[t
 
 @torch.no_grad()
 def check_prediction(run: Run, read: ReadConditioning) -> list[str]:
-    """Warn when the model's output for the first batch is clearly of the other kind (epsilon or v)."""
+    """Warn when the model's output for the middle of the first picture is clearly of the other kind (epsilon or v)."""
     path, device, base = run.objective.path, run.device, run.base
     kinds = ("epsilon", "v_prediction")
     if path.kind not in kinds:
         return []
-    samples, seed = run.plan.step(0)[0].samples, run.config.train.seed
+    samples = run.plan.step(0)[0].samples[:1]
     run.encode(samples)
-    latents = torch.stack([run.encoded.latents(sample)[0] for sample in samples]).to(device)
-    draws = [generator(seed, "kind", i) for i in range(len(samples))]
-    noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
-    levels = torch.full(
-        (len(samples),), base.levels.at(0.5, len(path))
-    )  # where epsilon and v differ, and a model can predict both
+    latents = run.encoded.latents(samples[0])[0][None]
+    if not (base.inpainting or base.controls):  # what these models see beside their latents has the picture's size
+        latents = _middle(latents)
+    noise = torch.randn(latents.shape, generator=generator(run.config.train.seed, "kind", 0)).to(device)
+    latents = latents.to(device)
+    # Where epsilon and v differ, and a model can predict both.
+    levels = torch.full((1,), base.levels.at(0.5, len(path)))
     drawn = draws_at(latents, noise, levels, path.at(levels, device))
     prediction = run.passing(samples, drawn, read).without_gradients()
     errors = {
@@ -252,3 +254,9 @@ def check_prediction(run: Run, read: ReadConditioning) -> list[str]:
         f"{base.name} behaves like a model that predicts {kind}, not {path.kind} (error {other:.2f} against "
         f"{chosen:.2f}). Unless that is meant, stop and set {remedy}."
     ]
+
+
+def _middle(latents: Tensor) -> Tensor:
+    """Cut the middle out of latents (B, C, *axes): SEEN latents high and wide, or fewer."""
+    top, left = (max(0, side - SEEN) // 2 for side in latents.shape[-2:])
+    return latents[..., top : top + SEEN, left : left + SEEN]
