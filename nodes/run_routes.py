@@ -242,7 +242,8 @@ def publish(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str):
         raise Refused("name must be a text.", 400)
     parts = split_name(name)
-    to = folders.lora_file(plain_name(parts["file_name"]), plain_folder(parts["folder"]))
+    name, folder = plain_name(parts["file_name"]), plain_folder(parts["folder"])
+    to = folders.lora_file(name, folder, "write another folder into its name")
     run = opened(path)
     copies = export_save(run, save_to_export(run, step), to, folders.embeddings_folder())
     remember_copies(run, copies)

@@ -98,7 +98,7 @@ class AtelierSaveLoraFile(Node):
     ) -> io.NodeOutput:
         """Write, verify and check the file; put the picture beside it."""
         folder, name = split(file_name)
-        path = unused_path(folders.lora_file(name, folder))
+        path = unused_path(folders.lora_file(name, folder, "set file_name of Save LoRA File to another folder"))
         edits = {"title": title, "trigger_words": trigger_words, "description": description, "author": author}
         metadata = {**metadata_of(lora), "modelspec.title": path.stem, "ss_output_name": path.stem}
         metadata |= {EDITED[key]: text.strip() for key, text in edits.items() if text.strip()}

@@ -98,7 +98,8 @@ class AtelierTrain(Node):
         used += [config.lora.start, *(beneath.path for beneath in config.lora.beneath)]
         kept.mark_used(map(Path, used))
         kept.make_room()
-        output = folders.lora_file(plain_name(name), config.saves.folder)
+        another = "set file_name of Saves & Samples to another folder"
+        output = folders.lora_file(plain_name(name), config.saves.folder, another)
         embeddings = folders.embeddings_folder() if config.lora.embeddings else None
         began, draws = time.monotonic(), bool(config.sample.prompts)
         address = address_of(cls.hidden)

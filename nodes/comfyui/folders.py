@@ -331,18 +331,16 @@ def _dataset_roots() -> list[Path]:
     return [Path(root) for root in roots]
 
 
-def lora_file(name: str, folder: str) -> Path:
+def lora_file(name: str, folder: str, remedy: str) -> Path:
     """Choose the file of a new LoRA below ComfyUI's first LoRA folder, and make its folder.
 
-    Raises ValueError for a folder that leads out of there or cannot be used.
+    remedy: what to do, as the end of a sentence, where the folder leads out of there. Raises ValueError for such a
+    folder, and for one that cannot be used.
     """
     root = Path(folder_paths.get_folder_paths("loras")[0]).resolve()
     place = root / folder
     if not place.resolve().is_relative_to(root):
-        raise ValueError(
-            f"{place} leads to {place.resolve()}, outside the LoRA folder; set file_name of Saves & "
-            "Samples to another folder."
-        )
+        raise ValueError(f"{place} leads to {place.resolve()}, outside the LoRA folder; {remedy}.")
     return _writable(place, "the LoRA is saved there") / f"{name}.safetensors"
 
 
