@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -48,10 +49,20 @@ SD3_OF_T5 = replace(ZOO["sd3"], config=SD3 | NARROW | {"adm_in_channels": 768 + 
 
 def clip_of(kind: str, dtype: torch.dtype = torch.float32, seed: int = 3) -> Any:
     """Build a CLIP with random weights on the CPU."""
-    _, model, tokenizer = KINDS[kind]
-    clip = _clip(comfy.supported_models_base.ClipTarget(tokenizer, model), dtype)
+    clip = _clip(target_of(kind, KINDS[kind][1]), dtype)
     fill(clip.cond_stage_model, seed)
     return clip
+
+
+def target_of(kind: str, model: Any) -> Any:
+    """Pair a model with the tokenizer of a kind."""
+    return comfy.supported_models_base.ClipTarget(lambda **_: tokenizer_of(kind), model)
+
+
+@cache
+def tokenizer_of(kind: str) -> Any:
+    """Build the tokenizer of a kind once: it is read from large files, and nothing changes it."""
+    return KINDS[kind][2]()
 
 
 def _clip(target: Any, dtype: torch.dtype = torch.float32, files: Sequence[Any] = ()) -> Any:
@@ -71,7 +82,7 @@ def scaled_clip() -> Any:
             state[f"{path}.weight"] = (weight / scale).to(torch.float8_e4m3fn)
             quant = json.dumps({"format": "float8_e4m3fn"}).encode()
             state[f"{path}.comfy_quant"] = torch.tensor(list(quant), dtype=torch.uint8)
-    target = comfy.supported_models_base.ClipTarget(KINDS["flux"][2], flux.flux_clip(t5_quantization_metadata=MIXED))
+    target = target_of("flux", flux.flux_clip(t5_quantization_metadata=MIXED))
     return _clip(target, files=[dict(plain.clip_l.transformer.state_dict()), state])
 
 

@@ -82,9 +82,15 @@ def numberless(names):
 
 def layers_in_diffusers(row, kind):
     """Collect the names of layers of a class in diffusers with the parts of a tiny model."""
-    with torch.device("meta"):
-        theirs = getattr(diffusers, kind)(**ZOO[row].parts)
-    return numberless(name for name, _ in theirs.named_modules())
+    key = kind, str(ZOO[row].parts)
+    if key not in IN_DIFFUSERS:
+        with torch.device("meta"):
+            theirs = getattr(diffusers, kind)(**ZOO[row].parts)
+        IN_DIFFUSERS[key] = numberless(name for name, _ in theirs.named_modules())
+    return IN_DIFFUSERS[key]
+
+
+IN_DIFFUSERS: dict[tuple[str, str], set[str]] = {}  # of each class with these parts
 
 
 @pytest.mark.parametrize("row", ZOO)

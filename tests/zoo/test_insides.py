@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import comfy.clip_model
@@ -44,22 +45,30 @@ HANDED |= {"model_config": "its configuration", "latent_format": "its latent for
 LEADS = {("MODEL", "model"): "its model", ("CLIP_VISION", "model"): "the model of a CLIP_VISION"}
 
 
+@cache
+def modules() -> list[tuple[str, ast.Module]]:
+    """Parse our nodes: the names of their files, and what is in them."""
+    paths = sorted((ROOT / "nodes").rglob("*.py"))
+    return [(path.name, ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+
+
+@cache
 def touched() -> dict[str, set[str]]:
     """List the dotted names of ComfyUI that our nodes read -> the files that do."""
     found: dict[str, set[str]] = {}
-    for path in sorted((ROOT / "nodes").rglob("*.py")):
-        tree, names = ast.parse(path.read_text(encoding="utf-8")), {}
+    for file, tree in modules():
+        names: dict[str, str] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for each in node.names:
                     if each.name.split(".")[0] in ROOTS:
                         local = each.asname or each.name.split(".")[0]
                         names[local] = each.name if each.asname else local
-                        found.setdefault(each.name, set()).add(path.name)
+                        found.setdefault(each.name, set()).add(file)
             elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in ROOTS:
                 for each in node.names:
                     names[each.asname or each.name] = f"{node.module}.{each.name}"
-                    found.setdefault(f"{node.module}.{each.name}", set()).add(path.name)
+                    found.setdefault(f"{node.module}.{each.name}", set()).add(file)
 
         def dotted(node, names=names):
             if isinstance(node, ast.Name):
@@ -81,7 +90,7 @@ def touched() -> dict[str, set[str]]:
                 names[name] = values[0]
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and (name := dotted(node)):
-                found.setdefault(name, set()).add(path.name)
+                found.setdefault(name, set()).add(file)
     return {name: files for name, files in found.items() if not any(other.startswith(f"{name}.") for other in found)}
 
 
@@ -194,14 +203,13 @@ def test_a_node_of_a_running_prompt_may_stand_for_another_one():
 def read_of_what_is_handed_over() -> dict[str, set[str]]:
     """List the attributes that our nodes read of what ComfyUI hands over, as far as a name tells it: whose -> which."""
     found: dict[str, set[str]] = {}
-    for path in sorted((ROOT / "nodes").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for _, tree in modules():
         imports = (node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
-        modules = {each.asname or each.name for node in imports for each in node.names}
+        imported = {each.asname or each.name for node in imports for each in node.names}
 
-        def whose(node, modules=modules):
+        def whose(node, imported=imported):
             if isinstance(node, ast.Name):
-                return None if node.id in modules else {**HANDED, "sampling": "its sampling"}.get(node.id)
+                return None if node.id in imported else {**HANDED, "sampling": "its sampling"}.get(node.id)
             if isinstance(node, ast.Attribute):
                 above = whose(node.value)
                 return LEADS.get((above, node.attr)) or HANDED.get(node.attr)

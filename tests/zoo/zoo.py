@@ -72,10 +72,10 @@ UNET = {
     "in_channels": 4,
     "out_channels": 4,
     "model_channels": 32,
-    "num_res_blocks": [1, 1, 1],
-    "transformer_depth": [1, 1, 0],
-    "channel_mult": [1, 2, 2],
-    "transformer_depth_output": [1, 1, 1, 1, 0, 0],
+    "num_res_blocks": [1, 1],
+    "transformer_depth": [1, 0],
+    "channel_mult": [1, 2],
+    "transformer_depth_output": [1, 1, 0, 0],
     "transformer_depth_middle": 1,
     "num_heads": 4,
     "context_dim": 32,
@@ -87,9 +87,7 @@ UNET = {
     "num_head_channels": -1,
 }
 XL = UNET | {
-    "num_res_blocks": [1, 1],
     "transformer_depth": [0, 0, 1, 1],
-    "channel_mult": [1, 2],
     "transformer_depth_output": [0, 0, 1, 1],
     "use_linear_in_transformer": True,
     "adm_in_channels": 2816,
@@ -598,18 +596,22 @@ def own_sizes(cls: str) -> Callable[[], AbstractContextManager[Any]]:
 
 def known_noise() -> AbstractContextManager[Any]:
     """Compute Stable Cascade's table of noise once: ComfyUI fills it number by number, 10,000 for each model."""
-    own = StableCascadeSampling.sigma
+    own = StableCascadeSampling.set_parameters
 
-    def sigma(sampling: StableCascadeSampling, share: float) -> Tensor:
-        at = (sampling.shift, share)
-        if at not in NOISE:
-            NOISE[at] = own(sampling, share)
-        return NOISE[at]
+    def set_parameters(sampling: StableCascadeSampling, shift: float = 1.0, cosine_s: float = 8e-3) -> None:
+        known = NOISE.get((shift, cosine_s))
+        if known is None:
+            own(sampling, shift, cosine_s)
+            NOISE[shift, cosine_s] = sampling.sigmas.clone(), {name: vars(sampling)[name] for name in OF_NOISE}
+        else:
+            vars(sampling).update(known[1])
+            sampling.set_sigmas(known[0].clone())
 
-    return patch.object(StableCascadeSampling, "sigma", sigma)
+    return patch.object(StableCascadeSampling, "set_parameters", set_parameters)
 
 
-NOISE: dict[tuple[float, float], Tensor] = {}
+OF_NOISE = ("shift", "cosine_s", "_init_alpha_cumprod", "num_timesteps")  # what the table is made of
+NOISE: dict[tuple[float, float], tuple[Tensor, dict[str, Any]]] = {}
 
 
 def small_adapter() -> AbstractContextManager[Any]:
