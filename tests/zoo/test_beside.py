@@ -297,7 +297,7 @@ def test_a_control_base_trains_on_control_pictures_and_draws_with_them(row, pair
     Image.fromarray(seen[0].numpy()).save(tmp_path / "seen.png")
     sample = SAMPLE.replace(prompts=(f"a mossling --n dull --ci {tmp_path / 'seen.png'}",))
     config = paired(base, pairs, "before", flip=True).replace(sample=sample)
-    result, notes = run_measured(config, tmp_path)
+    result, notes = run(config, tmp_path)
     assert result.finished and not any("could not be drawn" in note or "stay empty" in note for note in notes), notes
     live, model = live_of(base), ConnectedModel(base, live_of(base))
     drawn = drawn_with(live, model, result.tensors, lambda wired: as_nodes(row, live, wired, seen / 255))

@@ -11,6 +11,7 @@ import torch
 from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
 from old_processor import exact_sums  # noqa: F401 (a fixture)
 from train_graph import draw_pictures
+from zoo.again import again
 from zoo.linked import linked
 from zoo.test_frozen import patched, with_weights
 from zoo.test_train import configure, run
@@ -91,7 +92,7 @@ def passed(built, kind=""):
     return prediction, found
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ["ConvRot", "float8", *again("int8")])
 def test_a_file_in_8_bits_multiplies_bit_by_bit_as_comfyui_does(form):
     built, reference, kind = filed(form)
     outputs = {}
@@ -113,8 +114,12 @@ def test_a_file_in_8_bits_multiplies_bit_by_bit_as_comfyui_does(form):
     assert cosine(prediction, expected) > 0.999 and cosine(found, exactly) > 0.99
 
 
-@pytest.mark.parametrize("kind", STORED)
-@pytest.mark.parametrize("form", ["plain", "bfloat16", "patched at use"])
+AT_USE = [("plain", "int8"), ("bfloat16", "float8"), ("patched at use", "int8")]
+FORMS = ("plain", "bfloat16", "patched at use")
+AS_OTHERS = [(form, kind) for form in FORMS for kind in STORED if (form, kind) not in AT_USE]
+
+
+@pytest.mark.parametrize(("form", "kind"), [*AT_USE, *again(*AS_OTHERS)])
 def test_other_weights_are_rounded_at_use(form, kind):
     if form == "patched at use":
         model, patcher, reference = patched(NAME, loaded="partly")

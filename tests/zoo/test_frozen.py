@@ -137,11 +137,14 @@ FORMS = {
 }
 
 
-CASES = [("flux_dev", form) for form in FORMS]
-CASES += [("cascade_b", form) for form in ("float8", "patched at use")]  # convolutions of every kind
+LIKE_OTHERS = ("bfloat16", "scaled float8, exact", "patched")  # forms that are cast, scaled or loaded as others are
+KINDS = [form for form in FORMS if form not in LIKE_OTHERS]
+CASES = [("flux_dev", form) for form in KINDS] + [("cascade_b", "patched at use")]  # convolutions of every kind
+MORE = [("flux_dev", form) for form in LIKE_OTHERS] + [("cascade_b", "float8")]
+MORE += [(name, form) for name in CHOSEN[1:] for form in FORMS]
 
 
-@pytest.mark.parametrize(("name", "form"), [*CASES, *again(*((name, form) for name in CHOSEN[1:] for form in FORMS))])
+@pytest.mark.parametrize(("name", "form"), [*CASES, *again(*MORE)])
 def test_gradients_are_those_of_the_numbers(name, form):
     model, patcher, reference = FORMS[form](name)
     state = {key: value.clone() for key, value in model.state_dict().items()}
@@ -153,9 +156,13 @@ def test_gradients_are_those_of_the_numbers(name, form):
     assert all(torch.equal(value.float(), after[key].float()) for key, value in state.items())
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("config", [{"dora": True}, {"init": "pissa"}], ids=["dora", "pissa"])
-def test_networks_that_read_the_weight_read_the_numbers(form, config):
+DORA, PISSA = {"dora": True}, {"init": "pissa"}
+READING = [(DORA, form) for form in KINDS] + [(PISSA, "scaled float8, fast")]
+OTHERS = [(config, form) for config in (DORA, PISSA) for form in FORMS if (config, form) not in READING]
+
+
+@pytest.mark.parametrize(("config", "form"), [*READING, *again(*OTHERS)], ids=str)
+def test_networks_that_read_the_weight_read_the_numbers(config, form):
     model, patcher, reference = FORMS[form]("wan21_t2v")
     prediction, found, trial = trained((model, patcher), "wan21_t2v", **config)
     expected_prediction, expected, other = trained(reference, "wan21_t2v", **config)
@@ -200,7 +207,7 @@ def test_nothing_of_a_weight_is_kept_for_the_backward_pass(name):
     assert [path for path in kept if not path.endswith(NO_LAYERS)] == []
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*KINDS, *again(*LIKE_OTHERS)])
 @pytest.mark.parametrize("name", ["flux_dev", *again("wan21_t2v")])
 def test_a_pass_keeps_as_many_bytes_as_with_plain_weights(name, form):
     """Copies of cast or patched weights for the backward pass would be many more; custom layers keep their inputs."""
@@ -227,11 +234,11 @@ def bytes_kept(built, name):
     return sum(saved.values())
 
 
-PLAIN = [(name, {}) for name in ("flux_dev", "cascade_b")]
-PLAIN += [("wan21_t2v", config) for config in ({"dora": True}, {"init": "pissa"}, {"use_scalar": True})]
+PLAIN = [("cascade_b", {}), ("wan21_t2v", DORA), ("wan21_t2v", {"use_scalar": True})]
+PLAINER = [("wan21_t2v", PISSA), *((name, {}) for name in CHOSEN)]
 
 
-@pytest.mark.parametrize(("name", "config"), [*PLAIN, *again(*((name, {}) for name in CHOSEN[1:]))], ids=str)
+@pytest.mark.parametrize(("name", "config"), [*PLAIN, *again(*PLAINER)], ids=str)
 def test_a_lora_added_at_once_has_the_gradients_of_one_added_after(name, config, monkeypatch):
     """Both ways of float32, whose products may come from different libraries, and of float64."""
     added = []

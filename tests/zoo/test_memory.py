@@ -8,10 +8,11 @@ import pytest
 import torch
 from zoo.again import again
 from zoo.linked import linked, source_of
+from zoo.test_train import tried
 from zoo.trial import Trial
 from zoo.zoo import ZOO
 
-from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.nodes.comfyui.connected import gradients, host
 from lora_atelier.nodes.comfyui.connected.host import ComfyUIHost
 from lora_atelier.nodes.comfyui.connected.layers import feed_forward
 from lora_atelier.nodes.comfyui.connected.trial import bytes_kept
@@ -37,7 +38,7 @@ PICTURES = LatentFormat(channels=4, pixels=8, step=8)
 
 
 LEVELS = ("0", "2", "full")
-ESTIMATED = [("flux_dev", 0, "0"), ("flux_dev", 0, "2"), ("flux_dev", 1, "full"), ("wan21_t2v", 0, "full")]
+ESTIMATED = [("flux_dev", 0, "2"), ("flux_dev", 1, "full")]
 OTHERS = [("flux_dev", 0), ("flux_dev", 1), *((row, 0) for row in ("z_image", "qwen_image", "wan21_t2v", "chroma"))]
 AGAIN = [(*other, level) for other in OTHERS for level in LEVELS if (*other, level) not in ESTIMATED]
 
@@ -76,6 +77,7 @@ def estimated_and_counted(row, references, level, largest):
     return found, counted
 
 
+@pytest.mark.thorough  # beside the estimates above, which are what is counted at each level
 def test_more_recomputed_blocks_take_less():
     config = RunConfig(base_model=linked("flux_dev"), dataset={"concepts": ()}, lora=LoraConfig(rank=4))
     base = source_of(config.base_model).load(torch.float32)
@@ -105,6 +107,8 @@ def fitted(monkeypatch, free, peak, keep_free=0, memory=None):
         first_crops=lambda _: [None],
         references=lambda *_: (),
     )
+    if config.memory.checkpointing != PARTS:  # blocks are tried once for all, but not their parts
+        monkeypatch.setattr(host, "try_out", tried)
     monkeypatch.setattr(measured, "free_bytes", lambda _: free)
     monkeypatch.setattr(measured, "measure_peak", lambda base, *_: peak(sum(recomputed(base))))
     return measured.fit_measured(config, shapes, base, base.host, CPU, torch.float32)

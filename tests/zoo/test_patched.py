@@ -157,7 +157,8 @@ def in_pixels_of_its_own(model):
 
 
 AS_DRAWN = (reads_options, overrides_attention, merges_lazily, another_class, in_pixels_of_its_own)
-AS_OTHERS = (merges_lazily, in_pixels_of_its_own)  # ways that other networks of the zoo have, too
+# Ways that other networks of the zoo have, too, or, as attention, nodes of test_session.py.
+AS_OTHERS = (merges_lazily, in_pixels_of_its_own, overrides_attention)
 STOPPED = {  # what training would not see, or a LoRA's file would not do
     before_sampling: "a node changes it whenever ComfyUI samples, so that it would draw with another network",
     wraps_weights: "it computes with weights of its layers in ways of its own, .*first in blocks.0",

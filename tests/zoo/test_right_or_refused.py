@@ -75,6 +75,11 @@ AS_OTHERS = (
     odd.InFourBits,
     odd.Compiled,
     odd.GuidesItself,
+    odd.InInt8,
+    odd.InBetween,
+    odd.WritesOut,
+    odd.WrongBackward,
+    odd.TiedUnseen,
 )
 
 
@@ -95,7 +100,7 @@ def test_a_file_draws_what_training_drew(network, link, pictures, tmp_path):  # 
     assert all(f"lora_unet_blocks_{n}_{kept}" in layers for n in range(4))
 
 
-@pytest.mark.parametrize("network", [odd.Rounded, odd.Sparse], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("network", [odd.Rounded, *again(odd.Sparse)], ids=lambda each: each.__name__)
 def test_a_file_draws_what_training_drew_but_for_what_the_model_rounds(network, link, pictures, tmp_path):  # noqa: F811
     """A sum in another order falls on the other side of a step here and there, as with any change of the input."""
     result, said = notes_of(sampled(link(network), pictures), tmp_path)
