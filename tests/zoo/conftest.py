@@ -35,7 +35,7 @@ OF_ONE = (
 # Names and our own file, which is drawn with, it proves of each.
 SHOWN = (
     *("sd15", "sdxl", "hunyuan_dit", "cosmos_t2v", "flux_dev", "wan21_t2v", "ltxav", "z_image", "qwen_image"),
-    *("cascade_c", "hidream", "hidream_o1"),
+    *("cascade_c", "hidream"),
     *("odd_written", "odd_convolutions", "odd_weights"),
 )
 OF_ROWS = (

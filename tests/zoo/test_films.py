@@ -17,7 +17,7 @@ from PIL import Image
 from train_graph import draw_pictures
 from zoo.again import again
 from zoo.linked import linked, live_of, source_of
-from zoo.test_train import configure, run, run_measured
+from zoo.test_train import configure, run
 from zoo.zoo import CLIPS, ZOO
 
 from lora_atelier.nodes.comfyui.connected.vae import encode, encode_plain
@@ -94,7 +94,7 @@ HELD = [MemoryConfig(checkpointing=level, offload_activations="on") for level in
 def test_activations_of_clips_in_ram_or_computed_anew_train_the_same_lora(memory, concept, tmp_path):
     def trained(name, settings):
         config = of_clips("wan21_t2v", concept, steps=3).replace(memory=settings)
-        return run_measured(config, tmp_path / name)[0]
+        return run(config, tmp_path / name)[0]
 
     plain, held = trained("plain", MemoryConfig(checkpointing="0", offload_activations="off")), trained("held", memory)
     assert held.losses == plain.losses and equal(held.tensors, plain.tensors)

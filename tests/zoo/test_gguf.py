@@ -64,7 +64,7 @@ def with_lora(patcher):
     return found
 
 
-@pytest.mark.parametrize(("kind", "beneath"), [("Q4_0", False), ("Q8_0", True), *again(("BF16", True), ("Q4_0", True))])
+@pytest.mark.parametrize(("kind", "beneath"), [("Q8_0", True), *again(("Q4_0", False), ("BF16", True), ("Q4_0", True))])
 def test_it_is_trained_as_its_file_draws_and_stays_as_it_is(kind, beneath, link, pictures, tmp_path):  # noqa: F811
     base = linked_codes(link, odd.Rows, kind, beneath)[0]
     patcher = live_of(base).model

@@ -76,7 +76,7 @@ AS_OTHERS = (
     odd.Compiled,
     odd.GuidesItself,
     odd.InInt8,
-    odd.InBetween,
+    odd.InComplex,
     odd.WritesOut,
     odd.WrongBackward,
     odd.TiedUnseen,

@@ -48,7 +48,6 @@ LARGE = {"pixart_sigma": 384, "pixart_alpha": 384, "cascade_c": 128, "cascade_b"
 OWN_WAYS = (
     *OF_EACH_KIND.values(),
     *(
-        "cascade_c",
         "wan21_t2v",
         "wan21_i2v",
         "cogvideox",

@@ -53,13 +53,13 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Blocks of one kind, or of several in turn, on the tokens of a caption and a picture."""
 
-    kinds = (Block,)
+    kinds, count = (Block,), 4
 
     def __init__(self, ops):
         super().__init__()
         self.enter, self.leave = ops.Linear(CHANNELS, WIDTH), ops.Linear(WIDTH, CHANNELS)
         self.read = ops.Linear(TEXT, WIDTH)
-        self.blocks = nn.ModuleList([self.kinds[i % len(self.kinds)](ops) for i in range(max(4, len(self.kinds)))])
+        self.blocks = nn.ModuleList([self.kinds[i % len(self.kinds)](ops) for i in range(self.count)])
 
     def run(self, tokens):
         for block in self.blocks:
@@ -210,7 +210,7 @@ def giving(self, tokens):
 class Mixed(Transformer):
     """Blocks of all the kinds above whose layers a LoRA changes, each called in its own way."""
 
-    kinds = (ByKeyword, Asked, Turning, Counting, Giving)
+    kinds, count = (ByKeyword, Asked, Turning, Counting, Giving), 5
 
     def run(self, tokens):
         keyword, asked, turning, counting, giving = self.blocks
@@ -451,7 +451,7 @@ def hiding(hide):
         def forward(self, tokens):
             return super().forward(tokens) + self.mlp(hide(tokens))
 
-    return transformer(Hiding)
+    return transformer(Hiding, count=2)
 
 
 @torch.no_grad()
@@ -466,7 +466,7 @@ def scaled_by_number(tokens):
 HIDING = {  # what gives no gradient: the words of the refusal, and what it does
     "atelier_zoo.doubled in Hiding (blocks.1)": lambda tokens: torch.ops.atelier_zoo.doubled(tokens),
     "atelier_zoo.halved in Hiding (blocks.1)": lambda tokens: torch.ops.atelier_zoo.halved(tokens),
-    "GivingNone in Hiding (blocks.3)": lambda tokens: GivingNone.apply(tokens),
+    "GivingNone in Hiding (blocks.1)": lambda tokens: GivingNone.apply(tokens),
     "detach in Hiding (blocks.1)": lambda tokens: tokens.detach() * 2,
     "mul_ under no_grad in Hiding (blocks.1)": lambda tokens: halved_in_place(tokens + 0),
     "item in Hiding (blocks.1)": scaled_by_number,

@@ -239,7 +239,7 @@ Z_IMAGE = LUMINA2 | {
     "axes_dims": [32, 48, 48],
     "axes_lens": [1536, 512, 512],
     "rope_theta": 256.0,
-    "ffn_dim_multiplier": 8 / 3,
+    "ffn_dim_multiplier": 1.0,
     "z_image_modulation": True,
     "time_scale": 1000.0,
     "pad_tokens_multiple": 32,
