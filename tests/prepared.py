@@ -6,6 +6,7 @@ import copy
 import functools
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,7 @@ from lora_atelier.trainer_core.training.job import Job
 from lora_atelier.trainer_core.training.prepare import plan_run, prepare_run
 
 CPU = torch.device("cpu")
+SHARED: list[Path] = []  # the folder for encodings of runs that name none, else one beside each run
 
 
 class Mould:
@@ -105,6 +107,11 @@ class Ready(Unheld):
         return base
 
 
+def cache_of(folder: Path) -> Path:
+    """Choose the folder for the encodings of a run in a folder."""
+    return SHARED[0] if SHARED else folder / "cache"
+
+
 def prepared(config: RunConfig, folder, device="cpu", **callbacks):
     """Prepare a run and take no step of it."""
     job = Job(
@@ -112,7 +119,7 @@ def prepared(config: RunConfig, folder, device="cpu", **callbacks):
         source=Ready(config.base_model),
         device=torch.device(device),
         dtype=torch.float32,
-        cache=folder / "cache",
+        cache=cache_of(folder),
         cache_limit=0,
         runs=folder / "runs",
         logs=None,

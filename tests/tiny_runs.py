@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clip_tokenizer import TOKENIZER
-from prepared import Ready
+from prepared import Ready, cache_of
 
 from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig, RunConfig
@@ -43,7 +43,7 @@ def run(config: RunConfig, folder: Path, cache: Path | None = None, **options: A
     options: callbacks by name, and arguments of train_lora, which go before those given here.
     """
     told = Callbacks(**{name: options.pop(name) for name in CALLBACKS & options.keys()})
-    usual = {"output": folder / "lora.safetensors", "cache": cache or folder / "cache"}
+    usual = {"output": folder / "lora.safetensors", "cache": cache or cache_of(folder)}
     return train_lora(config, **{**usual, "source": Ready(config.base_model), **options}, callbacks=told)
 
 

@@ -47,6 +47,41 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, material: Material) -> Call
 
 
 @pytest.fixture(scope="module")
+def each_estimate_once() -> Iterator[None]:
+    """Count the bytes of the same step once in a file: a dry run of the same settings has the same outcome."""
+    import dataclasses
+    from unittest import mock
+
+    import prepared
+
+    from lora_atelier.trainer_core.config import MemoryConfig
+    from lora_atelier.trainer_core.objective import terms_of
+    from lora_atelier.trainer_core.preflight import memory as preflight
+
+    plain, known = preflight.estimate_run, {}
+
+    def once(config: Any, outline: Any, memory: Any, shape: Any, *of: Any) -> Any:
+        asked = shape if terms_of(config) else dataclasses.replace(shape, caption="")  # which terms alone look at
+        key = config.replace(memory=MemoryConfig()).digest(), repr((memory, asked, *of))
+        if key not in known:
+            known[key] = plain(config, outline, memory, shape, *of)
+        return known[key]
+
+    with mock.patch.object(preflight, "estimate_run", once), mock.patch.object(prepared, "estimate_run", once):
+        yield
+
+
+@pytest.fixture(scope="module")
+def one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Share encodings and what is known of files between the runs of a file, where these name no folder for them."""
+    import prepared
+
+    prepared.SHARED.append(tmp_path_factory.mktemp("cache"))
+    yield
+    prepared.SHARED.clear()
+
+
+@pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a folder for encodings that the tests of a file share."""
     return tmp_path_factory.mktemp("cache")

@@ -11,7 +11,7 @@ from tiny_runs import change, run, tiny_config
 
 from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, SampleConfig
 
-pytestmark = pytest.mark.usefixtures("no_estimates")
+pytestmark = pytest.mark.usefixtures("no_estimates", "one_cache")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.calibrate import calibrate, covariance_product, right_vectors
 from lora_atelier.trainer_core.training.guard import looked_at
 
-pytestmark = pytest.mark.usefixtures("no_estimates")
+pytestmark = pytest.mark.usefixtures("no_estimates", "one_cache")
 BATCHES = 2
 
 

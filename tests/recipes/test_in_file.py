@@ -20,6 +20,7 @@ from lora_atelier.trainer_core.models.files.safetensors_file import read_header,
 from lora_atelier.trainer_core.preflight import memory as preflight
 from lora_atelier.trainer_core.preflight.memory import check_in_file
 
+pytestmark = pytest.mark.usefixtures("each_estimate_once")
 FILE = {"checkpointing": "full", "offload_weights": IN_FILE}
 
 

@@ -20,7 +20,7 @@ from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.pixels import pixels
 from lora_atelier.trainer_core.training.validate import TIMES, validation_loss
 
-pytestmark = pytest.mark.usefixtures("no_estimates")
+pytestmark = pytest.mark.usefixtures("no_estimates", "one_cache")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from lora_atelier.trainer_core.preflight import memory as preflight
 from lora_atelier.trainer_core.preflight.estimate import Encoding, Estimate, LiveBytes, estimate_encoding
 from lora_atelier.trainer_core.preflight.memory import encoding_of
 
+pytestmark = pytest.mark.usefixtures("each_estimate_once")
+
 
 @pytest.fixture
 def config(checkpoint, pictures):
@@ -110,10 +112,11 @@ def test_models_that_encode_while_training_count(config, tmp_path, monkeypatch):
     live = config.replace(memory=MemoryConfig(encodings="none"))
     base, vae = Ready(config.base_model).outline(), Ready(config.base_model).outline_autoencoder()
     weights = sum(t.nbytes for model in (vae, base.texts[0].model) for t in model.state_dict().values())
-    plan = run(live, tmp_path).plan
+    result, said = run_and_estimate(live, tmp_path)
+    plan = result.plan
     encoding = encoding_of(config, plan, base, vae, torch.device("cpu"))
     assert encoding.vae + encoding.texts == pytest.approx(weights, rel=0.01)
-    plain, said = estimated(config, "full"), run_and_estimate(live, tmp_path)[1]
+    plain = estimated(config, "full")
     assert f"Memory: about {encoding.beside(estimated(config), moves=False).gigabytes} of" in said
     assert said.endswith("with gradient checkpointing 0, encoding while training.")
     let_be_free(monkeypatch, plain.total)
@@ -135,10 +138,10 @@ def test_models_that_encode_while_training_take_what_they_are():
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_the_autoencoders_work_is_estimated_as_it_is(config, precision):
-    dtype, size = getattr(torch, precision), (96, 64)
+    dtype, size = getattr(torch, precision), (48, 32)
     base, vae = Ready(config.base_model).load(torch.float32), Ready(config.base_model).outline_autoencoder()
     encoding = estimate_encoding(base, vae, (), size=size, dtype=dtype, block=1)
-    real, pixels = base.autoencoder.module.to(dtype), torch.zeros(1, 3, 64, 96)
+    real, pixels = base.autoencoder.module.to(dtype), torch.zeros(1, 3, 32, 48)
     with LiveBytes() as live:
         base.autoencoder.encode(real, pixels)
     assert encoding.work == pytest.approx(live.peak + pixels.nbytes, rel=0.02)
