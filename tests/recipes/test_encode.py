@@ -49,6 +49,17 @@ def base(checkpoint):
     return load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)))
 
 
+@pytest.fixture
+def narrow(base):
+    """Give the base a narrow autoencoder, as some processors take seconds for a picture in float16."""
+    from diffusers import AutoencoderTiny
+
+    torch.manual_seed(0)
+    wide = {"encoder_block_out_channels": (8,) * 4, "decoder_block_out_channels": (8,) * 4}
+    base.vae = AutoencoderTiny(**wide, num_encoder_blocks=(1,) * 4, num_decoder_blocks=(1,) * 4).eval()
+    return base
+
+
 def make(pictures, concept=None, **train) -> tuple[Plan, RunConfig]:
     dataset = DatasetConfig(
         concepts=(ConceptConfig(folder=str(pictures), **(CONCEPT if concept is None else concept)),)
@@ -94,40 +105,40 @@ def test_a_batch_from_the_store_is_the_batch_without_one(base, pictures, tmp_pat
     assert drawn == {(True, False), (False, False), (False, True)}
 
 
-def test_a_vae_that_overflows_in_float16_is_asked_again_in_float32(base, pictures, tmp_path):
+def test_a_vae_that_overflows_in_float16_is_asked_again_in_float32(narrow, pictures, tmp_path):
     plan, _ = make(pictures, {}, steps=1, batch_size=1, buckets=BucketConfig())
-    exact = encode_plan(base, plan, Cache(tmp_path / "exact"), CPU, Callbacks(), prompts=None)
-    first, last = base.vae.encoder.layers[0], base.vae.encoder.layers[-1]
+    exact = encode_plan(narrow, plan, Cache(tmp_path / "exact"), CPU, Callbacks(), prompts=None)
+    first, last = narrow.vae.encoder.layers[0], narrow.vae.encoder.layers[-1]
     with torch.no_grad():  # an autoencoder of the same function in float32 whose inner values no float16 holds
         first.weight *= 2.0**17
         first.bias *= 2.0**17
     notes = []
     sample = plan.step(0)[0].samples[0]
     options = {"prompts": None, "vae_dtype": torch.float16}
-    coded = encode_plan(base, plan, Cache(tmp_path / "a"), CPU, Callbacks(note=notes.append), **options)
+    coded = encode_plan(narrow, plan, Cache(tmp_path / "a"), CPU, Callbacks(note=notes.append), **options)
     assert any("overflows in float16" in note and "encoded in float32 instead" in note for note in notes)
     assert coded.latents(sample)[0].isfinite().all()
-    plain = encode_plan(base, plan, Cache(tmp_path / "b"), CPU, Callbacks(note=pytest.fail), prompts=None)
+    plain = encode_plan(narrow, plan, Cache(tmp_path / "b"), CPU, Callbacks(note=pytest.fail), prompts=None)
     assert torch.equal(coded.latents(sample)[0], plain.latents(sample)[0])
     assert coded.latent_keys[sample.view] != plain.latent_keys[sample.view]
     with torch.no_grad():
         last.weight *= math.inf
     with pytest.raises(ValueError, match=r"not finite for \d\.png; use another VAE"):
-        encode_plan(base, plan, Cache(tmp_path / "c"), CPU, Callbacks(), **options)
+        encode_plan(narrow, plan, Cache(tmp_path / "c"), CPU, Callbacks(), **options)
     assert exact.latents(sample)[0].isfinite().all()
 
 
-def test_float16_that_holds_is_used_and_close(base, pictures, tmp_path):
+def test_float16_that_holds_is_used_and_close(narrow, pictures, tmp_path):
     plan, _ = make(pictures, {}, steps=1, batch_size=1, buckets=BucketConfig())
-    exact = encode_plan(base, plan, Cache(tmp_path / "a"), CPU, Callbacks(), prompts=None)
+    exact = encode_plan(narrow, plan, Cache(tmp_path / "a"), CPU, Callbacks(), prompts=None)
     half = encode_plan(
-        base, plan, Cache(tmp_path / "b"), CPU, Callbacks(note=pytest.fail), prompts=None, vae_dtype=torch.float16
+        narrow, plan, Cache(tmp_path / "b"), CPU, Callbacks(note=pytest.fail), prompts=None, vae_dtype=torch.float16
     )
     for key in exact.latent_keys:
         one, other = exact.cache.get(exact.latent_keys[key]), half.cache.get(half.latent_keys[key])
         assert not torch.equal(one["mean"], other["mean"])
         assert torch.allclose(one["mean"], other["mean"], atol=0.02)
-    assert next(base.vae.parameters()).dtype == torch.float32
+    assert next(narrow.vae.parameters()).dtype == torch.float32
 
 
 def test_the_disk_is_asked_before_anything_is_encoded(base, pictures, tmp_path, monkeypatch):
