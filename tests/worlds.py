@@ -41,14 +41,13 @@ LADDER = [MemoryConfig(checkpointing="0"), MemoryConfig(checkpointing="full")]
 def recipe_of(job: dict[str, Any]) -> Recipe:
     """Build the recipe of a job: one of RECIPES with other settings."""
     recipe = RECIPES[job["recipe"]]
-    parts = ("base_model", "optimizer", "objective", "train", "memory")
+    parts = ("base_model", "optimizer", "scheduler", "objective", "train", "memory")
     lora = {**recipe.lora, **job.get("lora", {})}
     lora["embeddings"] = tuple(EmbeddingConfig.from_dict(word) for word in lora.get("embeddings", ()))
     return Recipe(**{
         "model": recipe.model,
         "concepts": recipe.concepts,
         "held": recipe.held,
-        "scheduler": recipe.scheduler,
         **{part: {**getattr(recipe, part), **job.get(part, {})} for part in parts},
         "lora": lora,
     })  # fmt: skip
