@@ -333,7 +333,7 @@ def test_what_was_logged_before_a_crash_is_on_the_disk(config, tmp_path, cache):
     assert seen == [3, 4]  # the names, the measurement before the first step, and each step before the next
 
 
-@pytest.mark.parametrize("text", [False, True], ids=["unet", "text-encoder"])
+@pytest.mark.parametrize("text", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["unet", "text-encoder"])
 def test_accumulated_gradients_are_those_of_the_large_batch(config, tmp_path, monkeypatch, text):
     """Cut into micro-batches of any sizes, five samples of two concepts give the same gradient, in double precision.
 

@@ -10,8 +10,7 @@ from clip_tokenizer import TOKENIZER
 from durable import Cut, cut_at
 from lora_runs import metadata_in
 from prepared import NeverLoaded, estimated
-from safetensors.torch import load_file, save_file
-from tiny_models import family_tensors
+from safetensors.torch import load_file
 from tiny_runs import change, run, tiny_config
 
 from lora_atelier.trainer_core.config import (
@@ -30,7 +29,7 @@ from lora_atelier.trainer_core.runs.export import save_to_export, write_archive
 from lora_atelier.trainer_core.runs.folder import open_run
 from lora_atelier.trainer_core.training import state
 
-pytestmark = pytest.mark.usefixtures("no_estimates")
+pytestmark = pytest.mark.usefixtures("no_estimates", "one_cache")
 
 THING = EmbeddingConfig(token="thing", vectors=3, init="creature", learning_rate=1e-2)
 
@@ -100,7 +99,6 @@ EFFECT = [True, True]  # the end compares the model with and without the network
 
 
 def test_vectors_stop_and_captions_are_encoded_once_from_then_on(config, tmp_path, monkeypatch):
-    config = change(config, base_model={"precision": "float16"})
     two = run_words(change(config, train={"steps": 2}), tmp_path)
     calls, original = [], state.text_reader
 
@@ -121,13 +119,12 @@ def test_vectors_stop_and_captions_are_encoded_once_from_then_on(config, tmp_pat
     assert any(key.startswith("lora_te") for key in both.tensors) and calls == [True, True, False, *EFFECT]
 
 
-def test_xl_learns_a_word_in_both_text_encoders_in_half_precision(config, tmp_path):
-    save_file(family_tensors("sdxl"), tmp_path / "toy.safetensors")
+def test_xl_learns_a_word_in_both_text_encoders_in_half_precision(config, checkpoint_xl, tmp_path):
     words = (THING, EmbeddingConfig(token="number", vectors=1, keep_norm=True))
     config = config.replace(
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(tmp_path / "toy.safetensors"), precision="bfloat16"),
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint_xl), precision="bfloat16"),
         lora=config.lora.replace(dtype="bfloat16", embeddings=words),
-        train=config.train.replace(steps=2),
+        train=config.train.replace(steps=1),
     )
     result = run_words(config, tmp_path)
     assert all(map(math.isfinite, result.losses))
@@ -214,7 +211,7 @@ def alone(config, **parts):
     return change(config, optimizer={"learning_rate": 0}, **parts)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.thorough), "float16"])
 def test_a_word_is_trained_alone(config, tmp_path, precision):
     """Most steps have no caption with the word, so that nothing is to be trained in them."""
     (concept,) = config.dataset.concepts

@@ -7,8 +7,7 @@ import pytest
 from estimates import estimate, meta_base
 from PIL import Image
 from prepared import CPU, estimated, prepared
-from safetensors.torch import save_file
-from tiny_models import family_tensors, tiny_unet
+from tiny_models import tiny_unet
 from tiny_runs import tiny_config
 from torch.profiler import ProfilerActivity, profile
 
@@ -20,7 +19,6 @@ from lora_atelier.trainer_core.config import (
     MaskConfig,
     ObjectiveConfig,
 )
-from lora_atelier.trainer_core.memory import LEVELS
 from lora_atelier.trainer_core.memory import recompute as recompute_blocks
 from lora_atelier.trainer_core.models.sd import load_base_model
 from lora_atelier.trainer_core.models.sd.units import units
@@ -80,7 +78,7 @@ def measure_loop(config, folder, record=False):
         return live.peak
 
 
-@pytest.mark.parametrize("checkpointing", ["0", "full"])
+@pytest.mark.parametrize("checkpointing", ["0", pytest.param("full", marks=pytest.mark.thorough)])
 def test_the_dry_run_takes_what_the_training_loop_takes(checkpointing, checkpoint, folder):
     config = run_config(checkpoint, folder, batch_size=2, checkpointing=checkpointing)
     found = estimate(meta_base(checkpointing == "full"), shape={"samples": 2})
@@ -88,11 +86,12 @@ def test_the_dry_run_takes_what_the_training_loop_takes(checkpointing, checkpoin
     assert found.weights == sum(t.nbytes for t in tiny_unet().state_dict().values())
 
 
+@pytest.mark.usefixtures("each_estimate_once")
 @pytest.mark.parametrize("level", ["2", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("0", "full"))])
 def test_what_other_programs_keep_stays_free(level, checkpoint, folder, monkeypatch):
     """Without the budget nothing would be recomputed; with it the bytes of the loop stay in the rest."""
     config = run_config(checkpoint, folder, batch_size=2, checkpointing="auto")
-    needed = {each: estimated(config, each, samples=2) for each in LEVELS}
+    needed = {each: estimated(config, each, samples=2) for each in {"0", level}}
     free, room = 2 * needed["0"].total, needed[level].total + 1
     budget = config.replace(memory=config.memory.replace(keep_free=(free - room) / 1e9))
     monkeypatch.setattr(preflight, "free_bytes", lambda _: free)
@@ -108,11 +107,9 @@ def test_what_other_programs_keep_stays_free(level, checkpoint, folder, monkeypa
     assert 0.95 * room < taken <= 1.05 * room
 
 
-def test_text_encoders_that_are_trained_are_part_of_it(folder, comfyui):
-    path = folder / "sdxl.safetensors"
-    save_file(family_tensors("sdxl"), path)
+def test_text_encoders_that_are_trained_are_part_of_it(folder, checkpoint_xl):
     rates = {"text_encoder_learning_rate": 1e-4, "text_encoder_2_learning_rate": 1e-4}
-    config = run_config(path, folder, batch_size=2, checkpointing="full", **rates)
+    config = run_config(checkpoint_xl, folder, batch_size=2, checkpointing="full", **rates)
     base = load_base_model(config.base_model)
     models = [base.unet, *(text.model for text in base.texts)]
     for model in models:
@@ -159,10 +156,11 @@ TERMS = {
     "slider of prompts": ({"slider": "prompts", "slider_positive": "old", "slider_negative": "young"}, None),
     "slider of pairs": ({}, paired),
 }
+OFTEN = (("prior prediction", 4),)  # the other terms in every run: those of TELLING
 ALONE = [
-    pytest.param(name, "none", rank, checkpointing, marks=pytest.mark.thorough if (i + j) % 2 else ())
-    for i, name in enumerate(TERMS)
-    for j, (rank, checkpointing) in enumerate(((4, "0"), (64, "full")))
+    pytest.param(name, "none", rank, checkpointing, marks=() if (name, rank) in OFTEN else pytest.mark.thorough)
+    for name in TERMS
+    for rank, checkpointing in ((4, "0"), (64, "full"))
 ]
 REFUSED = ({"slider of prompts", "guidance"}, {"preservation, blank", "preservation, class"})
 REFUSED += ({"slider of prompts", "slider of pairs"}, {"slider of pairs", "prior prediction"})

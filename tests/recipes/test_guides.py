@@ -7,7 +7,7 @@ from tiny_runs import run
 
 from lora_atelier.trainer_core.config import RunConfig
 
-pytestmark = pytest.mark.usefixtures("no_estimates")
+pytestmark = pytest.mark.usefixtures("no_estimates", "one_cache")
 
 # What a guide recommends, and the learning rate of the first steps as a share of the highest.
 GUIDES = {
@@ -63,7 +63,13 @@ GUIDES = {
 }
 
 
-@pytest.mark.parametrize("guide", GUIDES)
+# In every run others take steps by these optimizers, and test_schedule.py knows the curves.
+AGAIN = ("CAME, REX, Huber", "Adafactor, constant with warm-up", "Prodigy Plus, schedule-free")
+
+
+@pytest.mark.parametrize(
+    "guide", [pytest.param(name, marks=pytest.mark.thorough if name in AGAIN else ()) for name in GUIDES]
+)
 def test_a_guide_s_settings_train_as_they_are_written(guide, checkpoint, pictures, tmp_path):
     settings, shares = GUIDES[guide]
     more = dict(settings)

@@ -143,7 +143,11 @@ class Acts(io.StringIO):
         return super().write(text)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)],
+    ids=lambda number: number.name,
+)
 def test_a_signal_saves_and_the_same_command_resumes(first, tmp_path, monkeypatch, capsys, number):
     arguments = ["train", str(first.run), "--output", str(tmp_path), "--device", "cpu"]
     before = signal.getsignal(number)

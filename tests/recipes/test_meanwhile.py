@@ -15,6 +15,7 @@ from lora_atelier.trainer_core.config import BaseModelConfig
 from lora_atelier.trainer_core.models.sd import load
 from lora_atelier.trainer_core.models.sd.source import StableDiffusionFiles
 
+pytestmark = pytest.mark.usefixtures("no_estimates")
 LONG = 60  # seconds after which a test fails that would wait for ever
 
 

@@ -12,6 +12,7 @@ from tiny_runs import run, tiny_config
 from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig
 from lora_atelier.trainer_core.training.validate import _middle
 
+pytestmark = pytest.mark.usefixtures("no_estimates")
 TINY = concept.ASSETS / "atelier-tiny.safetensors"
 
 
@@ -30,7 +31,10 @@ def notes(path: Path, folder: Path, resolution: int = 128, **base) -> str:
 
 @pytest.mark.parametrize(
     ("prediction", "resolution"),
-    [("auto", 320), pytest.param("epsilon", 128, marks=pytest.mark.thorough), ("v_prediction", 320)],
+    [
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in (("auto", 320), ("epsilon", 128))),
+        ("v_prediction", 320),
+    ],
 )
 def test_a_model_that_behaves_like_the_other_kind_is_noticed(prediction, resolution, tmp_path):
     """The tiny base predicts noise, and its file says nothing of it; of a large picture the middle tells."""

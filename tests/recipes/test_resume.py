@@ -131,8 +131,8 @@ CASES = {
         {"sample": DRAWN.to_dict()},
         lambda: (inside(1, 2), inside(2, 1)),  # in the second micro-batch, in a validation
     ),
-    "adamw8bit, Tucker": (
-        {"rank": 64, "alpha": 8, "preset": "full", "tucker": True},
+    "adamw8bit": (
+        {"rank": 64, "alpha": 8, "preset": "attn-mlp"},
         {"name": "adamw8bit"},
         {},
         lambda: (after(2),),
@@ -190,7 +190,7 @@ CASES = {
         },
         lambda: (after(2),),
     ),
-    "muon, convolutions": ({"preset": "full"}, {"name": "muon"}, {}, lambda: (after(2),)),
+    "muon, Tucker": ({"preset": "full", "tucker": True}, {"name": "muon"}, {}, lambda: (after(2),)),
     "soap, convolutions": ({"preset": "full"}, {"name": "soap"}, {}, lambda: (after(3),)),
     "automagic, LoRA+": ({"dtype": "bfloat16"}, {"name": "automagic", "lora_plus_ratio": 4.0}, {}, lambda: (after(3),)),
     "custom, scalar": (
@@ -260,7 +260,7 @@ CASES = {
         lambda: (inside(1, 2), inside(2, 1)),  # between both ends of a pair, in a validation
     ),
     "best of the average, prior of masks, stratified": (
-        {"preset": "full", "init": "orthogonal"},
+        {"init": "orthogonal"},
         {"ema_decay": 0.9, "max_grad_value": 1e-3},
         {
             "train": {"validate_every": 1, "keep_best": True},
@@ -317,15 +317,16 @@ def cut_and_go_on(config, folder, cache, cuts, **options):
     return result, notes
 
 
-# In every run: what has a state of its own beside the optimizer's, and one optimizer of each library.
-AGAIN = [
-    name
-    for name, (_, optimizer, _, _) in CASES.items()
-    if optimizer.get("name") in ("came", "adopt", "sgd", "rmsprop", "muon", "lion8bit", "ademamix8bit", "sgd8bit")
-    or optimizer.get("name") in ("rmsprop8bit", "adagrad8bit", "soap", "custom")
-    or optimizer.get("name") in ("lion", "radam")  # test_memory.py has weights in 4 and 8 bits that come and go
-    or name == "slider of pairs"  # a slider of prompts has both ends as well
-]
+# In every run: what has a state of its own beside the optimizer's, and an optimizer of each kind of state: tensors,
+# those in 8 bits, an average of its own.
+OFTEN = (
+    FIRST,
+    "adamw8bit",
+    "schedulefree_adamw, lora in bfloat16, best",
+    "learned word that stops, bounded norms, plain and average, early end",
+    "guidance, preservation, ranks by timestep, uncertainty",
+    "best of the average, prior of masks, stratified",
+)
 
 
 @pytest.mark.thorough
@@ -354,7 +355,7 @@ def test_a_run_of_pictures_with_roles_and_focus_of_their_own_resumes_to_the_last
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in AGAIN else ()) for name in CASES]
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.thorough) for name in CASES]
 )
 def test_a_run_resumes_to_the_last_bit(name, config, tmp_path, cache, pytestconfig):
     lora, optimizer, rest, cuts = CASES[name]
@@ -444,6 +445,7 @@ def test_a_log_for_tensorboard_and_the_gradient_noise_go_on_as_well(config, tmp_
     assert sentence in notes
 
 
+@pytest.mark.thorough  # in every run test_control.py has each of them apart
 def test_saves_samples_and_measurements_in_between_change_nothing(config, tmp_path, cache):
     config = configure(
         config,

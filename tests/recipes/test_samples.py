@@ -158,7 +158,10 @@ def test_a_file_says_what_its_picture_was_drawn_with(config, tmp_path, cache):
     [
         pytest.param({}, marks=pytest.mark.thorough),
         {"ema_decay": 0.5},
-        {"name": "prodigy_plus_schedule_free", "learning_rate": 1.0, "options": {"d0": 1e-3}},
+        pytest.param(
+            {"name": "prodigy_plus_schedule_free", "learning_rate": 1.0, "options": {"d0": 1e-3}},
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["plain", "average", "schedule-free"],
 )

@@ -45,6 +45,8 @@ from lora_atelier.trainer_core.runs import open_run
 from lora_atelier.trainer_core.training import guard, prepare
 from lora_atelier.trainer_core.training.checkpoint import read_history
 
+pytestmark = pytest.mark.usefixtures("one_cache")
+
 
 @pytest.fixture
 def config(checkpoint, pictures):
@@ -90,7 +92,7 @@ def test_two_runs_are_equal_to_the_last_bit_and_leave_the_global_generator_alone
     second = plain(config)
     torch.manual_seed(1)
     state = torch.random.get_rng_state()
-    first = run(config, tmp_path / "a")
+    first = run(config, tmp_path / "a", cache=tmp_path / "a" / "cache")
     assert torch.equal(torch.random.get_rng_state(), state)
     assert first.losses == second.losses and same(first, second)
     again, other = (
@@ -116,10 +118,10 @@ def test_a_cancel_takes_effect_while_a_run_hashes_reads_plans_and_estimates(conf
                 raise Cut
 
         with pytest.raises(Cut):
-            run(estimated, tmp_path, source=source, check=check)
+            run(estimated, tmp_path, source=source, check=check, cache=tmp_path / "cache")
         assert not list(tmp_path.rglob("run.json")), place
         assert not list(tmp_path.rglob(".*.tmp")), place
-    assert same(run(config, tmp_path, source=source), plain(config))
+    assert same(run(config, tmp_path, source=source, cache=tmp_path / "cache"), plain(config))
 
 
 def test_the_file_is_whole_named_and_described(config, tmp_path):
@@ -152,6 +154,7 @@ def test_training_lowers_the_loss(config, tmp_path):
     assert sum(losses[-15:]) < 0.8 * sum(losses[:15])
 
 
+@pytest.mark.thorough  # in every run test_attention.py recomputes blocks of a run
 def test_gradient_checkpointing_changes_no_number(config, plain, tmp_path):
     recomputed = run(change(config, memory={"checkpointing": "full"}), tmp_path)
     assert recomputed.losses == pytest.approx(plain(config).losses, rel=1e-5)
@@ -210,7 +213,7 @@ def test_where_only_the_backward_pass_cannot_be_compiled_the_run_continues_witho
         raise InductorError(RuntimeError("no kernel for this"), None)
 
     backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=cannot)
-    monkeypatch.setattr(prepare, "compile_blocks", lambda units, note: compile_blocks(units[:2], note, backend))
+    monkeypatch.setattr(prepare, "compile_blocks", lambda units, note: compile_blocks(units[1:2], note, backend))
     config, notes = change(config, lora={"preset": "attn-only"}), []
     found = run(change(config, memory={"compile": True}), tmp_path, note=notes.append)
     assert found.losses == pytest.approx(plain(config).losses, rel=1e-5)
@@ -308,8 +311,8 @@ def test_a_run_whose_last_steps_train_nothing_is_refused(config, tmp_path):
     )
     with pytest.raises(ValueError, match="stops after step 2 of 4, so the last steps would train nothing"):
         run(config, tmp_path)
-    whole = run(change(config, optimizer={"text_encoder_stop": 4}), tmp_path)
-    assert len(whole.losses) == 4
+    whole = run(change(config, optimizer={"text_encoder_stop": 1}, train={"steps": 1}), tmp_path)
+    assert len(whole.losses) == 1
 
 
 def test_a_lora_in_bfloat16_is_refused_with_float16(config, tmp_path):
@@ -318,11 +321,12 @@ def test_a_lora_in_bfloat16_is_refused_with_float16(config, tmp_path):
         run(config, tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_lora_with_text_layers_is_continued_on_small_text_encoders(config, plain, tmp_path):
     config = change(config, optimizer={"text_encoder_learning_rate": 1e-3})
     first = plain(config)
     config = change(config, base_model={"text_weights": "float8"}, lora={"start": str(first.path)})
-    second = run(config, tmp_path)
+    second = run(change(config, train={"steps": 1}), tmp_path)
     assert second.tensors.keys() == first.tensors.keys()
     assert any(not torch.equal(t, first.tensors[k]) for k, t in second.tensors.items() if k.startswith("lora_te_"))
 
@@ -359,6 +363,7 @@ def test_masks_act_and_full_probability_of_no_mask_equals_none(config, plain, tm
     assert unmasked.losses == plain(config).losses and same(unmasked, plain(config))
 
 
+@pytest.mark.thorough  # in every run test_recipes.py knows the losses of one, and test_preserved.py its gradient
 def test_prior_preservation_holds_what_the_mask_leaves_out(config, tmp_path):
     masks = MaskConfig(missing="ones", unmasked_probability=0, unmasked_weight=0)
     config = change(concept(config, masks=masks, flip=False, captions=CaptionConfig()), train={"steps": 3})
@@ -393,6 +398,7 @@ def test_several_resolutions_and_variants_train(config, tmp_path):
     assert (96, 64) in sizes and len(sizes) >= 3
 
 
+@pytest.mark.thorough  # in every run test_build.py has its steps, and test_resume.py a run
 def test_adamw_in_8_bits_trains(config, tmp_path):
     """With layers of 4096 numbers and more: bitsandbytes keeps the state of smaller ones in 32 bits."""
     config = change(config, lora={"rank": 64, "alpha": 64}, train={"steps": 2})
@@ -449,10 +455,10 @@ def test_a_run_stopped_while_encoding_resumes_there(config, tmp_path):
 
     notes = []
     with pytest.raises(Stop):
-        run(config, tmp_path, phase=encoding(done), check=check, note=notes.append)
+        run(config, tmp_path, phase=encoding(done), check=check, note=notes.append, cache=tmp_path / "cache")
     assert notes[-1].startswith("Stopped before the first step; encoded pictures and captions are kept;")
     rest = []
-    run(config, tmp_path, phase=encoding(rest))
+    run(config, tmp_path, phase=encoding(rest), cache=tmp_path / "cache")
     assert len(done) == 3 and rest[0][2] == done[0][2] - 3
 
 
@@ -494,6 +500,7 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(config, tmp_path):
             run(wrong, tmp_path, source=NeverLoaded(wrong.base_model))
 
 
+@pytest.mark.thorough  # in every run test_samples.py compares them with those of the start
 def test_samples_show_the_trained_network(config, tmp_path):
     sample = SampleConfig(prompts=("thing", "number"), width=64, height=96, steps=2, cfg=2.0)
     config = change(config.replace(sample=sample), train={"steps": 1})
@@ -524,15 +531,16 @@ def test_a_sample_lies_beside_the_lora_for_model_browsers(config, tmp_path):
     assert not preview.exists()
 
 
-# Stable Diffusion 2 has one of the two text encoders of XL, and a recipe.
+# In every run both have a recipe, and test_embeddings.py trains words of both text encoders of XL.
+XL = pytest.param("sdxl", {"lora_te1", "lora_te2"}, marks=pytest.mark.thorough)
 SD2 = pytest.param("sd2", {"lora_te"}, marks=pytest.mark.thorough)
 
 
-@pytest.mark.parametrize(("family", "prefixes"), [("sdxl", {"lora_te1", "lora_te2"}), SD2])
+@pytest.mark.parametrize(("family", "prefixes"), [XL, SD2])
 def test_other_families_train_their_unet_and_text_encoders(config, tmp_path, family, prefixes):
     marker = {"v_pred": torch.zeros(1), "ztsnr": torch.zeros(1)}
     save_file(family_tensors(family) | marker, tmp_path / "toy.safetensors")
-    config = change(config, base_model={"path": str(tmp_path / "toy.safetensors")}, train={"steps": 2})
+    config = change(config, base_model={"path": str(tmp_path / "toy.safetensors")}, train={"steps": 1})
     sample = SampleConfig(prompts=("thing",), width=64, height=64, steps=2)
     cached = run(config.replace(sample=sample), tmp_path)
     assert all(map(math.isfinite, cached.losses)) and cached.samples.isfinite().all()
@@ -546,7 +554,7 @@ def test_other_families_train_their_unet_and_text_encoders(config, tmp_path, fam
     metadata = metadata_in(result.path)
     assert metadata["ss_base_model_version"] == {"sd2": "sd_v2_v", "sdxl": "sdxl_base_v1-0"}[family]
     assert metadata["ss_zero_terminal_snr"] == "True" and metadata["modelspec.prediction_type"] == "v"
-    first = run(change(config, optimizer={"text_encoder_learning_rate": 1e-3}, train={"steps": 1}), tmp_path)
+    first = run(change(config, optimizer={"text_encoder_learning_rate": 1e-3}), tmp_path)
     assert {key.split("_text_model")[0] for key in first.tensors if key.startswith("lora_te")} == {min(prefixes)}
 
 
@@ -568,7 +576,7 @@ def start_file(config, folder):
 def test_a_lora_is_continued_from_what_it_was(config, tmp_path):
     """Continued or beneath, cached text or live, the first loss is the same: that of the base with the old LoRA."""
     path, old = start_file(config, tmp_path)
-    config = change(concept(config, flip=False), train={"steps": 2})
+    config = change(concept(config, flip=False), train={"steps": 1})
     plain = run(config, tmp_path)
     continued = run(change(config, lora={"start": str(path)}), tmp_path)
     beneath = run(change(config, lora={"beneath": (BeneathConfig(path=str(path)),)}), tmp_path)
@@ -604,7 +612,7 @@ def test_a_lora_is_continued_from_what_it_was(config, tmp_path):
 def test_a_lora_of_the_unet_can_stay_as_it_is_too(config, tmp_path):
     path, old = start_file(config, tmp_path)
     config = change(config, optimizer={"learning_rate": 0.0, "text_encoder_learning_rate": 1e-3})
-    result = run(change(config, lora={"start": str(path)}), tmp_path)
+    result = run(change(config, lora={"start": str(path)}, train={"steps": 1}), tmp_path)
     changed = {key for key, tensor in result.tensors.items() if not torch.equal(tensor, old[key])}
     assert result.tensors.keys() == old.keys() and changed and all(key.startswith("lora_te_") for key in changed)
 
@@ -639,7 +647,7 @@ def test_dropouts_bounded_norms_and_baking_act_in_a_run_and_repeat(config, tmp_p
 def test_losses_of_pictures_are_counted_once_and_kept_by_content(config, tmp_path, monkeypatch):
     notes = []
     monkeypatch.setattr(fit, "SURE", -1e9)  # so few visits are chance
-    result = run(change(config, train={"accumulate": 2}), tmp_path, note=notes.append)
+    result = run(change(config, train={"accumulate": 2}), tmp_path, note=notes.append, cache=tmp_path / "cache")
     visits = read_history(open_run(result.run).checkpoints()[0])["fits"]["visits"]
     plan = result.plan
     samples = [sample for step in range(plan.steps) for mb in plan.step(step) for sample in mb.samples]
@@ -651,12 +659,12 @@ def test_losses_of_pictures_are_counted_once_and_kept_by_content(config, tmp_pat
 
 
 def test_encodings_in_ram_are_the_same_and_none_is_written(config, plain, tmp_path):
-    result = run(change(config, memory={"encodings": "RAM"}), tmp_path)
+    result = run(change(config, memory={"encodings": "RAM"}), tmp_path, cache=tmp_path / "cache")
     assert result.losses == plain(config).losses and same(result, plain(config))
     assert not list((tmp_path / "cache").rglob("shard-*"))
 
 
-@pytest.mark.parametrize("rate", [0.0, 1e-3])
+@pytest.mark.parametrize("rate", [0.0, pytest.param(1e-3, marks=pytest.mark.thorough)])
 def test_weights_of_captions_and_prompts_count_where_they_are_asked_for(config, tmp_path, rate):
     """In losses, from the cache and from text encoders that are trained, and in samples."""
     (concept,) = config.dataset.concepts
