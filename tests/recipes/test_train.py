@@ -664,7 +664,7 @@ def test_encodings_in_ram_are_the_same_and_none_is_written(config, plain, tmp_pa
     assert not list((tmp_path / "cache").rglob("shard-*"))
 
 
-@pytest.mark.parametrize("rate", [0.0, pytest.param(1e-3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
 def test_weights_of_captions_and_prompts_count_where_they_are_asked_for(config, tmp_path, rate):
     """In losses, from the cache and from text encoders that are trained, and in samples."""
     (concept,) = config.dataset.concepts
