@@ -128,6 +128,7 @@ def test_xl_learns_a_word_in_both_text_encoders_in_half_precision(config, checkp
     )
     result = run_words(config, tmp_path)
     assert all(map(math.isfinite, result.losses))
+    assert metadata_in(result.path)["ss_base_model_version"] == "sdxl_base_v1-0"
     for word in words:
         found = vectors(result, word.token)
         shapes = {"clip_l": (word.vectors, 64), "clip_g": (word.vectors, 128)}

@@ -30,8 +30,8 @@ AGAIN = (
     # test_train.py continues a LoRA and trains above one, test_averages.py and test_control.py have closed forms.
     *("continued", "one beneath", "average", "best by validation"),
     "resumed",  # test_resume.py and test_live.py go on
-    # Text encoders learn in "slider of pairs", several resolutions in test_guides.py; test_objectives.py has a prior.
-    *("text encoders", "accumulated, several resolutions", "prior prediction"),
+    # test_guides.py has several resolutions, test_control.py accumulates, and test_objectives.py has a prior.
+    *("accumulated, several resolutions", "prior prediction"),
 )
 
 
