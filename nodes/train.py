@@ -127,7 +127,7 @@ class AtelierTrain(Node):
                         logs=folders.logs_folder(),
                         embeddings=embeddings,
                         runs=folders.runs_folder(),
-                        source=base_model.source(),
+                        source=source,
                         access=folders.access(),
                         workflow=server.workflow_of(cls.hidden.extra_pnginfo),
                     )
@@ -195,6 +195,7 @@ def output_models(
     elif path.is_file():
         rates = (config.optimizer.text_encoder_learning_rate, config.optimizer.text_encoder_2_learning_rate)
         models.check_models(config.base_model, model, clip, trains_text=any(rates) or bool(config.lora.embeddings))
+    source.take_back(base)  # for the run
     return model, clip, config.sample
 
 

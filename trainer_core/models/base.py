@@ -654,7 +654,11 @@ class Source(Protocol):
         ...
 
     def outline(self, dtype: torch.dtype = torch.float32) -> BaseModel:
-        """Build the model without weights: shapes on the meta device, tokenizer, noise."""
+        """Build the model without weights: shapes on the meta device, tokenizer, noise. The caller may change it."""
+        ...
+
+    def take_back(self, outline: Any) -> None:
+        """Take back an outline that was not changed: who asks next gets it, as long as the files stay what they are."""
         ...
 
     def outline_autoencoder(self) -> Any:

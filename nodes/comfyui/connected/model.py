@@ -178,6 +178,9 @@ class ConnectedSource:
         del dtype
         return self._model
 
+    def take_back(self, outline: Any) -> None:
+        """Nothing: there is one model."""
+
     def outline_autoencoder(self) -> None:
         """None: ComfyUI moves the VAE."""
 

@@ -6,10 +6,12 @@ import json
 import math
 import os
 import re
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ MOST_TENSORS = 100_000
 LONGEST_NAME = 300  # characters of a tensor's name
 MOST_SIDES, MOST_NUMBERS = 8, 2**48  # of a tensor's shape; sides of 0 count as 1
 BLOCK = 2**24  # bytes read at once
+KEPT_HEADERS, KEPT_TENSORS = 16, 20_000  # headers in memory, as a run asks for its model's 20 times; tensors in one
+FRESH = 2_000_000_000  # ns; a file changed more recently may change again within the resolution of its times
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -64,9 +68,44 @@ class FileHeader:
     ranges: dict[str, ByteRange] = field(default_factory=dict, repr=False)
     stamp: tuple[int, int] = (0, 0)  # size and time of the last change, nanoseconds
 
+    def copy(self) -> FileHeader:
+        """Copy the header, so that a change of one is none of the other."""
+        return replace(self, shapes=dict(self.shapes), metadata=dict(self.metadata), ranges=dict(self.ranges))
+
+
+class KeptHeaders:
+    """The headers that were read last, each as long as its file stays what it was; threads may share them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._headers: OrderedDict[Path, tuple[tuple[int, ...], FileHeader]] = OrderedDict()
+
+    def find(self, path: Path) -> FileHeader | None:
+        """Give the header of a file; None where it is not kept, or the file has changed since."""
+        state = version(path)
+        with self._lock:
+            kept, header = self._headers.get(path, ((), None))
+            if header is None or kept != state:
+                return None
+            self._headers.move_to_end(path)
+        return header.copy()
+
+    def keep(self, header: FileHeader, before: os.stat_result) -> None:
+        """Keep a header of a file that has long been the same; before: the file's status before it was read."""
+        settled = max(before.st_mtime_ns, before.st_ctime_ns) < time.time_ns() - FRESH
+        if settled and len(header.shapes) <= KEPT_TENSORS:
+            with self._lock:
+                self._headers[header.path] = _version(before), header.copy()
+                self._headers.move_to_end(header.path)
+                while len(self._headers) > KEPT_HEADERS:
+                    self._headers.popitem(last=False)
+
+
+_kept = KeptHeaders()
+
 
 def read_header(path: Path) -> FileHeader:
-    """Read and check a safetensors header without touching a tensor.
+    """Read and check a safetensors header without touching a tensor; one that was read of the same file is kept.
 
     Raises ValueError, with the kind of the file, if it is not a whole safetensors file.
     """
@@ -74,12 +113,21 @@ def read_header(path: Path) -> FileHeader:
         raise ValueError(f"There is no model file at {path}; choose one that exists.")
     if path.suffix.lower() in PICKLE_SUFFIXES:
         raise _pickle(path)
-    stamp = _stamp(path)
+    if (kept := _kept.find(path)) is not None:
+        return kept
     with path.open("rb") as file:
-        length = _header_length(path, file.read(8), stamp[0])
-        if not is_readable(path.name) and path.suffix != TEMPORARY:  # that of a file which we are writing
-            raise ValueError(f"The name of {path.name} does not end in {' or '.join(SUFFIXES)}; choose another file.")
-        text = file.read(length)
+        status = os.fstat(file.fileno())
+        header = _parse_header(path, file, (status.st_size, status.st_mtime_ns))
+    _kept.keep(header, status)
+    return header
+
+
+def _parse_header(path: Path, file: BufferedReader, stamp: tuple[int, int]) -> FileHeader:
+    """Read and check the header of an open file; stamp: the file's."""
+    length = _header_length(path, file.read(8), stamp[0])
+    if not is_readable(path.name) and path.suffix != TEMPORARY:  # that of a file which we are writing
+        raise ValueError(f"The name of {path.name} does not end in {' or '.join(SUFFIXES)}; choose another file.")
+    text = file.read(length)
     try:
         header = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError):  # not text, not JSON, a duplicate name, an endless number, endless brackets
@@ -332,6 +380,16 @@ def highest_number(names: Iterable[str], pattern: str) -> int:
 def _stamp(path: Path) -> tuple[int, int]:
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
+
+
+def version(path: Path) -> tuple[int, ...]:
+    """Read what changes with every change of a file; raises OSError without it."""
+    return _version(path.stat())
+
+
+def _version(stat: os.stat_result) -> tuple[int, ...]:
+    """What changes with every change of a file's content, also where its time of change is set back."""
+    return *_state(stat), stat.st_ctime_ns
 
 
 def _state(stat: os.stat_result) -> tuple[int, ...]:

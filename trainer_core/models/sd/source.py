@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,8 +12,9 @@ from torch import nn
 from ...common.computed import Computed
 from ...config import BaseModelConfig
 from ..files.kept import KeptFiles
+from ..files.safetensors_file import version
 from .family import TEXT_FILES, VAE_FILE
-from .load import check_base_model, load_base_model
+from .load import check_base_model, given_files, load_base_model
 from .model import StableDiffusion
 from .outline import outline_autoencoder, outline_base_model
 from .remarks import remarks
@@ -26,6 +28,8 @@ class StableDiffusionFiles:
         self.config = config
         self.name = Path(config.path).name
         self._kept = KeptFiles()
+        self._outlined: list[tuple[int, ...]] = []  # versions of the files that were outlined last
+        self._unused: StableDiffusion | None = None  # their outline, given back
 
     def check(self) -> None:
         """Raise ValueError for files that are not a trainable Stable Diffusion model, from their headers alone."""
@@ -33,7 +37,20 @@ class StableDiffusionFiles:
 
     def outline(self, dtype: torch.dtype = torch.float32) -> StableDiffusion:
         """Build UNet and text encoders without weights."""
-        return outline_base_model(self.config, dtype)
+        versions, unused, self._unused = self._versions(), self._unused, None
+        if unused is not None and unused.dtype == dtype and versions == self._outlined:
+            return unused
+        self._outlined = versions  # read before the files
+        with torch.inference_mode(False):  # a node is run in it, and the outline goes on to the training
+            return outline_base_model(self.config, dtype)
+
+    def take_back(self, outline: Any) -> None:
+        """Keep an outline for the next who asks; a folder's is built anew, as any of its files may have changed."""
+        self._unused = outline if all(self._outlined) else None
+
+    def _versions(self) -> list[tuple[int, ...]]:
+        files = (Path(self.config.path), *given_files(self.config).values())
+        return [version(file) if file.is_file() else () for file in files]
 
     def outline_autoencoder(self) -> nn.Module:
         """Build the autoencoder without weights."""
