@@ -30,6 +30,7 @@ RUN_EVENT = "atelier.run"  # tells of a run at work
 # A node pack that lets each step of a run wait: a run that is only watched need not keep a processor busy. Its nodes
 # make copies of another one for each turn of a loop, describe pictures, and let the server treat files as Windows does.
 PACE = """
+import gc
 import runpy
 import time
 from pathlib import Path
@@ -113,6 +114,8 @@ class Describe:  # a tagger or vision model, which says how bright a picture is
 
 
 NODE_CLASS_MAPPINGS = {"Turn": Turn, "Loop": Loop, "Rules": Rules, "Describe": Describe}
+gc.collect()
+gc.freeze()  # each run collects garbage, and need not look at what ComfyUI and the pack have imported
 """
 HANGS = 300.0  # seconds after which whoever waits gives up: what works is quicker on the busiest machine
 
@@ -328,8 +331,11 @@ class ComfyClient:
         on_event: Callable[[str, dict, Result], None] | None = None,
         timeout: float = HANGS,
         workflow: str = "",
+        only: str = "",
     ) -> Result:
         """Queue a prompt, follow it to its end and return its result; workflow: the id of its workflow.
+
+        only: an output node; others do not run, as the page asks for where a person runs one node.
 
         `on_event(kind, data, result)` is called on every event as it arrives ("text": status or note of a run), so that
         a test can interrupt, or press a button, at a known moment. TimeoutError when no event comes for `timeout`
@@ -339,8 +345,10 @@ class ComfyClient:
         socket_url = self.url.replace("http", "ws", 1) + f"/ws?clientId={self.id}"
         connection = websocket.create_connection(socket_url, timeout=timeout)
         try:
+            asked = {"prompt": prompt, "client_id": self.id, "extra_data": extra}
+            asked |= {"partial_execution_targets": [only]} if only else {}
             try:
-                answer = self.request("/prompt", {"prompt": prompt, "client_id": self.id, "extra_data": extra})
+                answer = self.request("/prompt", asked)
             except urllib.error.HTTPError as refusal:
                 result.status, result.details = "rejected", json.loads(refusal.read())
                 result.error = refusal_text(result.details)

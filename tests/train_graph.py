@@ -62,6 +62,8 @@ SECOND_PASS = {
     "hires.seed": -1,
 }
 LATENT_HIRES = {"hires": "latent", "hires.scale": 1.5, "hires.method": "bislerp", **SECOND_PASS}
+# A run takes longer for each layer that it builds, saves and hands to ComfyUI: of the UNet its middle alone is trained.
+FEW_LAYERS = "*down_blocks*, *up_blocks*"
 SAMPLE = {
     "prompt": "a red circle",
     "negative": "",
@@ -128,7 +130,8 @@ def train_graph(
         ),
         "lora": node(
             "AtelierLoraConfig",
-            **{"rank": 4, "alpha": 4.0, "preset": "full", "conv_rank": 0, "conv_alpha": 0.0, **(lora or {})},
+            **{"rank": 4, "alpha": 4.0, "preset": "full", "conv_rank": 0, "conv_alpha": 0.0},
+            **{"exclude": FEW_LAYERS, **(lora or {})},
         ),
         "buckets": node("AtelierBuckets", **own[0]),
         "saves": node("AtelierSaves", **own[1]),

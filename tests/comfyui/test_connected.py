@@ -96,7 +96,7 @@ def models(put: Callable[[ComfyServer], None], server: ComfyServer) -> None:
 
 def connected(folder: Path, model: str = "tiny-flux", lora: str = "", **train: object) -> dict:
     """Return a prompt: ComfyUI's loaders, Use Connected Model, Train LoRA; `lora` is loaded before."""
-    graph = train_graph(folder.name, **{"name": folder.name, "steps": 2, **train})
+    graph = train_graph(folder.name, lora={"exclude": ""}, **{"name": folder.name, "steps": 2, **train})
     graph |= loaders(model, *([lora] if lora else []))
     graph["linked"] = node("AtelierConnectModel", model=last(graph), clip=["base", 2], vae=["vae", 0])
     graph["train"]["inputs"]["base_model"] = ["linked", 0]

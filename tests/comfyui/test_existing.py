@@ -29,7 +29,8 @@ def test_a_lora_is_continued_on_top_of_another(comfy: ComfyClient, server: Comfy
 
     # One of the graph is continued, the file lies beneath: MODEL and CLIP are what ComfyUI makes of both files.
     elsewhere = old.replace(os.sep, "\\/"[os.sep == "\\"])  # as a workflow of another system names it
-    graph["beneath"] = existing(["lora", 0], use="beneath", lora_name=elsewhere, strength=0.7)
+    graph["plain"] = changed(graph, "lora", exclude="")["lora"]  # which layers it has the file says
+    graph["beneath"] = existing(["plain", 0], use="beneath", lora_name=elsewhere, strength=0.7)
     graph["continued"] = existing(["beneath", 0], use="continue", lora=["train", 2])
     other = {"name": f"{name}-new", "lora_config": ["continued", 0], "seed": 3}
     graph["again"] = node("AtelierTrain", **{**graph["train"]["inputs"], **other})
@@ -84,7 +85,7 @@ def test_what_cannot_be_built_on_is_refused(comfy: ComfyClient, server: ComfySer
     layer = "lora_unet_input_blocks_7_1_transformer_blocks_9_attn2_to_k"
     save_file({f"{layer}.{end}": tensor for end, tensor in pair.items()}, loras / "for-xl.safetensors")
     save_file({"x.weight": torch.ones(1)}, loras / "no-lora.safetensors")
-    graph = train_graph(pictures.name)
+    graph = train_graph(pictures.name, lora={"exclude": ""})
     graph["existing"] = existing(["lora", 0], use="continue")
     graph["train"]["inputs"]["lora_config"] = ["existing", 0]
     for inputs, sentence in (

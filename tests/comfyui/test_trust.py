@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
-from train_graph import changed, chosen, draw_pictures, masks, train_graph
+from train_graph import changed, chosen, draw_pictures, masks, node, train_graph
 
 from comfy_client import ComfyClient, ComfyServer, refused, send
 from lora_atelier.dev import TINY_BASE
@@ -71,14 +71,20 @@ def test_no_text_outside_the_allowed_folders_is_read(
 def test_a_caption_file_inside_comfyui_s_folders_is_read(
     comfy: ComfyClient, server: ComfyServer, pictures: Path
 ) -> None:
+    """Named by its full path, by the training, or from the folder of the pictures, by a preview."""
     lines = server.base / "input" / f"{pictures.name}-lines.txt"
     lines.write_text("a drawn circle\n", encoding="utf-8")
-    for name in (str(lines), f"../{lines.name}"):
-        graph = train_graph(pictures.name, name=pictures.name, steps=1)
-        result = comfy.queue(changed(graph, "data", **chosen("captions_from", "one_file", caption_file=name)))
-        assert result.ok, result.error
-        with safe_open(server.base / "models" / "loras" / "atelier" / f"{pictures.name}.safetensors", "pt") as file:
-            assert "a drawn circle" in file.metadata()["ss_tag_frequency"]
+    graph = train_graph(pictures.name, name=pictures.name, steps=1)
+    result = comfy.queue(changed(graph, "data", **chosen("captions_from", "one_file", caption_file=str(lines))))
+    assert result.ok, result.error
+    with safe_open(server.base / "models" / "loras" / "atelier" / f"{pictures.name}.safetensors", "pt") as file:
+        assert "a drawn circle" in file.metadata()["ss_tag_frequency"]
+    plan = {"resolution": 64, "batch_size": 1, "seed": 1, "epoch": 0, "columns": 3, "limit": 3}
+    graph["sheet"] = node("AtelierDatasetPreview", dataset=["data", 0], **plan)
+    graph["manifest"] = node("PreviewAny", source=["sheet", 2])
+    graph = changed(graph, "data", **chosen("captions_from", "one_file", caption_file=f"../{lines.name}"))
+    result = comfy.queue(graph, only="manifest")
+    assert result.ok and "a drawn circle" in result.outputs["manifest"]["text"][0], result.error
     lines.unlink()
 
 
