@@ -65,9 +65,13 @@ def test_the_autoencoder_keeps_the_motion(demo: ModuleType, loaded) -> None:
 
 # In every run a few steps move the frames; with all of them the figures hop.
 @pytest.mark.parametrize("steps", [6, pytest.param(None, marks=pytest.mark.thorough)])
-def test_a_lora_teaches_a_hop(demo: ModuleType, loaded, steps: int | None, tmp_path: Path) -> None:
+def test_a_lora_teaches_a_hop(
+    demo: ModuleType, loaded, steps: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`dev.py demo --clip`, and with fewer steps and clips."""
     prompts = demo.HOPS if steps is None else demo.HOPS[:1]
+    if steps is not None:
+        monkeypatch.setitem(demo.DRAWN, "steps", 4)
     before = demo.draw(loaded, loaded.model, prompts)
     after = demo.draw(loaded, demo.learn(loaded, tmp_path, steps or demo.STEPS, 4 if steps else demo.CLIPS), prompts)
     assert before.shape == after.shape and not np.array_equal(before, after)
