@@ -130,19 +130,31 @@ def test_a_run_of_the_shell_is_reused_by_the_page(
     assert client.get(f"/atelier/runs/{run.path.name}/workflow")["workflow"]["nodes"]
 
 
-def shell(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Run the pack's command as a shell does; return its status and what it has printed."""
-    return script(folder, ROOT, *arguments)
+ALL = """
+import glob, os, runpy, shlex, sys
+
+for command in sys.argv[2:]:
+    named = os.path.basename(min(glob.glob("out/atelier/runs/two-*"), default=""))
+    parts = shlex.split(command.replace("@two", named).replace("runs/two", "runs/two-*"))
+    sys.argv = ["lora-atelier", *((glob.glob(part) or [part])[0] for part in parts)]
+    try:
+        runpy.run_path(sys.argv_0, run_name="__main__")
+    except SystemExit as end:
+        print(f"\\n<{end.code}>", flush=True)
+""".replace("sys.argv_0", repr(str(ROOT / "__main__.py")))
 
 
-def script(folder: Path, file: Path, *arguments: str) -> tuple[int, str]:
-    """Run a Python program in a folder; return its status and what it has printed."""
+def shells(folder: Path, *commands: str) -> list[tuple[int, str]]:
+    """Run the pack's command in a folder for each line, all in one process; return statuses and what was printed."""
     starting: Any = warm if warm.POSSIBLE else subprocess
-    log = folder / "said.txt"
+    log, file = folder / "said.txt", folder / "all.py"
+    file.write_text(ALL, encoding="utf-8")
     with log.open("wb") as opened:
-        command = [sys.executable, str(file), *arguments]
-        done = starting.run(command, cwd=folder, stdout=opened, stderr=subprocess.STDOUT)
-    return done.returncode, log.read_text(encoding="utf-8")
+        command = [sys.executable, str(file), "--", *commands]
+        starting.run(command, cwd=folder, stdout=opened, stderr=subprocess.STDOUT)
+    parts = re.split(r"\n<(\d)>\n", log.read_text(encoding="utf-8"))
+    assert len(parts) == 2 * len(commands) + 1, parts
+    return [(int(ended), said) for said, ended in zip(parts[::2], parts[1::2], strict=False)]
 
 
 @pytest.mark.skipif(not TINY_FLOW.exists(), reason="needs the tiny flow model")
@@ -153,14 +165,13 @@ def test_a_connected_model_trains_where_comfyui_is(server: ComfyServer, comfyui:
     train["widgets_values"][:5] = ["linked", 2, 0, 1, 64]  # steps, epochs, batch_size, resolution
     saves = next(node for node in workflow["nodes"] if node["type"] == "AtelierSaves")
     saves["widgets_values"][5] = ""  # no samples
+    next(node for node in workflow["nodes"] if node["type"] == "AtelierLoraConfig")["widgets_values"][0] = 4  # rank
     saved, output = tmp_path / "linked.json", server.base / "output"
     saved.write_text(json.dumps(workflow), encoding="utf-8")
-    command = ["train", str(saved), "--output", str(output)]
-    device = ["--device", "cpu"] if server.cpu else []
-    code, said = shell(tmp_path, *command)
-    assert code == 2 and "and none is around the pack; name ComfyUI's folder by --comfyui" in said
-    code, said = shell(tmp_path, *command, *device, "--comfyui", str(comfyui))
-    assert code == 0, said
+    command = f"train {saved} --output {output}{' --device cpu' if server.cpu else ''}"
+    without, trained = shells(tmp_path, command, f"{command} --comfyui {comfyui}")
+    assert without[0] == 2 and "and none is around the pack; name ComfyUI's folder by --comfyui" in without[1]
+    assert trained[0] == 0, trained
     (run,) = (run for run in find_runs(output / "atelier" / "runs") if run.path.name.startswith("linked-"))
     assert (run.result() or {})["step"] == 2
 
@@ -197,18 +208,6 @@ COMMANDS = (  # on a linked workflow: a command, its status, and what it says
     ("runs average @two --width 1 --to mean.safetensors --folder out/atelier/runs", 2, "An average needs two saves"),
     ("runs clean @two --states --folder out/atelier/runs", 0, "add --yes to delete it"),
 )
-ALL = """
-import glob, os, runpy, shlex, sys
-
-for command in sys.argv[2:]:
-    named = os.path.basename(min(glob.glob("out/atelier/runs/two-*"), default=""))
-    parts = shlex.split(command.replace("@two", named).replace("runs/two", "runs/two-*"))
-    sys.argv = ["lora-atelier", *((glob.glob(part) or [part])[0] for part in parts)]
-    try:
-        runpy.run_path(sys.argv_0, run_name="__main__")
-    except SystemExit as end:
-        print(f"\\n<{end.code}>", flush=True)
-""".replace("sys.argv_0", repr(str(ROOT / "__main__.py")))
 
 
 @pytest.mark.thorough
@@ -216,7 +215,6 @@ for command in sys.argv[2:]:
 def test_every_command_takes_a_linked_workflow(comfyui: Path, tmp_path: Path) -> None:
     (tmp_path / "flow.json").write_bytes(FLOW.read_bytes())
     (tmp_path / "services.json").write_text("{}", encoding="utf-8")
-    (tmp_path / "all.py").write_text(ALL, encoding="utf-8")
     options = {"train": " --output out --device cpu", "plan": " --output out --device cpu", "export": "", "runs": None}
     commands = []
     for command, _, _ in COMMANDS:
@@ -225,11 +223,8 @@ def test_every_command_takes_a_linked_workflow(comfyui: Path, tmp_path: Path) ->
     given = " ".join(commands)
     for parser in (of_train(), of_plan()):
         assert all(f" {each}" in given for each in parser._option_string_actions if each not in ("-h", "--help"))
-    _, said = script(tmp_path, tmp_path / "all.py", "--", *commands)
-    parts = re.split(r"\n<(\d)>\n", said)
-    for (command, status, sentence), told, ended in zip(COMMANDS, parts[::2], parts[1::2], strict=False):
-        assert int(ended) == status and sentence in told, f"{command}: {told}"
-    assert len(parts) == 2 * len(COMMANDS) + 1
+    for (command, status, sentence), (ended, told) in zip(COMMANDS, shells(tmp_path, *commands), strict=True):
+        assert ended == status and sentence in told, f"{command}: {told}"
     assert (tmp_path / "same.json").read_bytes() and json.loads((tmp_path / "same.json").read_text())["nodes"]
     for kept in (tmp_path / "out" / "atelier" / "runs").glob("two-*/workflow.json"):
         nodes = prompt_of(json.loads(kept.read_text(encoding="utf-8")), FORMS).values()
@@ -243,9 +238,9 @@ def test_files_of_a_shell_go_through_comfyuis_loader(comfyui: Path, tmp_path: Pa
     tensors = {f"{name}.lora_down.weight": torch.eye(64)[:2], f"{name}.lora_up.weight": torch.eye(64)[:, :2] * 2}
     save_file(tensors, tmp_path / "own.safetensors")
     save_file({key.replace("attn1", "attn9"): each for key, each in tensors.items()}, tmp_path / "other.safetensors")
-    for file, status, said in (("own", 0, f"every layer in {TINY_BASE.name}."), ("other", 2, "finds no weight for 1")):
-        command = ["lora", "resize", str(tmp_path / f"{file}.safetensors"), "--to", str(tmp_path / f"new-{file}")]
-        options = ["--rank", "1", "--comfyui", str(comfyui), "--model", str(TINY_BASE)]
-        code, told = shell(tmp_path, *command, *options)
-        assert code == status and said in told, told
-        assert (tmp_path / f"new-{file}.safetensors").exists() is (status == 0)
+    options = f"--rank 1 --comfyui {comfyui} --model {TINY_BASE}"
+    commands = [f"lora resize {file}.safetensors --to new-{file} {options}" for file in ("own", "other")]
+    own, other = shells(tmp_path, *commands)
+    assert own[0] == 0 and f"every layer in {TINY_BASE.name}." in own[1], own
+    assert other[0] == 2 and "finds no weight for 1" in other[1], other
+    assert [(tmp_path / f"new-{file}.safetensors").exists() for file in ("own", "other")] == [True, False]

@@ -43,7 +43,7 @@ def test_the_limit_of_the_cache_is_the_settings(comfy: ComfyClient, server: Comf
         folder.mkdir()
         Image.new("RGB", (64, 64), colour).save(folder / "a.png")
         (folder / "a.txt").write_text(f"all {colour}", encoding="utf-8")
-        result = comfy.queue(train_graph(folder.name, name=folder.name))
+        result = comfy.queue(train_graph(folder.name, name=folder.name, steps=1, batch_size=1))
         shutil.rmtree(folder)
         assert result.ok, result.error
         return cached(server) - before
@@ -95,7 +95,7 @@ def test_all_that_is_kept_shares_one_limit(comfy: ComfyClient, server: ComfyServ
 
     def run(limit: float) -> None:
         comfy.request(LIMIT, limit)
-        result = comfy.queue(train_graph(folder.name, name=f"limit {limit}", steps=1))
+        result = comfy.queue(train_graph(folder.name, name=f"limit {limit}", steps=1, batch_size=1))
         assert result.ok, result.error
 
     run(0.0025)  # GB
