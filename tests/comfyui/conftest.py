@@ -13,6 +13,7 @@ from comfy_client import ComfyServer
 # Runs that go the same way in the oldest ComfyUI: test_train.py trains there, and remembers, in every run, and the zoo
 # trains there on linked models.
 ON_THE_NEWEST = (
+    "test_a_failure_is_known_until_its_workflow_is_queued_again",
     "test_a_lora_is_trained_on_the_model_and_draws_as_its_file",
     "test_a_run_does_what_it_is_asked_and_resumes_when_queued_again",
     "test_each_line_of_prompts_draws_its_own_picture",

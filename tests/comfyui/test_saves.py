@@ -130,11 +130,11 @@ def test_a_run_ends_where_windows_keeps_the_lora_of_its_stop_that_a_node_has_map
     """The quickstart: *Stop and keep*, Load LoRA with the file, and Run again."""
     comfy = ComfyClient(server.url)
     prompt = to_prompt(json.loads(QUICKSTART.read_text(encoding="utf-8")), comfy.first_info())
-    shorten(prompt, AtelierSample={"width": 64, "height": 64, "steps": 1, "hires.steps": 1})
+    prompt = {key: each for key, each in prompt.items() if each["class_type"] not in ("AtelierSample", "SaveImage")}
     shorten(
         prompt,
         AtelierTrain={"name": "windows", "steps": 4, "batch_size": 1, "resolution": 64},
-        AtelierSaves={"sample_steps": 1},
+        AtelierSaves={"sample_prompts": ""},
     )
 
     def stop(kind: str, data: dict, result: Result) -> None:
@@ -298,6 +298,18 @@ def close_while_training(server: ComfyServer, number: signal.Signals) -> None:
     assert list((server.base / "output" / "atelier" / "runs").glob("closed-*/checkpoints/step-*/weights.safetensors"))
 
 
+def same_bytes(calm: ComfyServer, graph: dict, run: Path, file: Path) -> None:
+    """Train the same run, as it was created, in another ComfyUI in which nobody disturbs it."""
+    draw_pictures(calm.base / "input" / "killed")
+    born = calm.base / "output" / "atelier" / "runs" / run.name
+    born.mkdir(parents=True)
+    shutil.copy(run / "run.json", born)
+    result = ComfyClient(calm.url).queue(graph)
+    assert result.ok and any(text.startswith("step 1 of 3") for _, text in result.texts), result.error
+    (undisturbed,) = (calm.base / "models" / "loras").rglob("killed*.safetensors")
+    assert undisturbed.read_bytes() == file.read_bytes()
+
+
 @pytest.mark.thorough  # test_elsewhere.py closes one so, and looks at what its run has left
 @pytest.mark.skipif(sys.platform == "win32", reason="has no signals that ask a process to end")
 def test_a_comfyui_that_is_closed_saves_the_run_first(start_comfy, tmp_path: Path) -> None:
@@ -305,12 +317,14 @@ def test_a_comfyui_that_is_closed_saves_the_run_first(start_comfy, tmp_path: Pat
 
 
 def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
-    start_comfy, server: ComfyServer, tmp_path: Path
+    start_comfy, server: ComfyServer, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     """ComfyUI is killed, starts again without any cache of its own, two tabs queue the same graph; then Ctrl+C."""
     calm, server = server, start_comfy(base=tmp_path)
     draw_pictures(server.base / "input" / "killed")
-    graph = train_graph("killed", name="killed", steps=5, save_every=1, save_unit="steps", file_name="{name}")
+    graph = train_graph(
+        "killed", name="killed", steps=3, batch_size=1, save_every=1, save_unit="steps", file_name="{name}"
+    )
 
     runs = server.base / "output" / "atelier" / "runs"
 
@@ -334,22 +348,15 @@ def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
     reports = "".join(result.outputs["train"]["text"][0] for result in results)
     assert "Already trained in" in reports and f"Resumed after step {saved} " in reports
     steps = [text for result in results for _, text in result.texts if text.startswith("step ")]
-    assert steps[0].startswith(f"step {saved + 1} of 5")
+    assert steps[0].startswith(f"step {saved + 1} of 3")
     (file,) = (server.base / "models" / "loras").rglob("killed*.safetensors")
     assert {result.outputs["path"]["text"][0] for result in results} == {str(file)}
-    assert metadata_in(file)["ss_steps"] == "5" and len(metadata_in(file)["atelier.run"]) == 64
+    assert metadata_in(file)["ss_steps"] == "3" and len(metadata_in(file)["atelier.run"]) == 64
     listed = clients[0].get("/atelier/runs")["runs"]
     assert [run["status"] for run in listed] == ["finished"]
 
-    # The same run, as it was created, in another ComfyUI in which nobody disturbs it.
-    (run,) = runs.glob("killed-*")
-    draw_pictures(calm.base / "input" / "killed")
-    born = calm.base / "output" / "atelier" / "runs" / run.name
-    born.mkdir(parents=True)
-    shutil.copy(run / "run.json", born)
-    result = ComfyClient(calm.url).queue(graph)
-    assert result.ok and any(text.startswith("step 1 of 5") for _, text in result.texts), result.error
-    (undisturbed,) = (calm.base / "models" / "loras").rglob("killed*.safetensors")
-    assert undisturbed.read_bytes() == file.read_bytes()
+    if pytestconfig.getoption("thorough"):  # tests/faults/test_kills.py compares the bytes in every run
+        (run,) = runs.glob("killed-*")
+        same_bytes(calm, graph, run, file)
     if sys.platform != "win32":
         close_while_training(server, signal.SIGINT)
