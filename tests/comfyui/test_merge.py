@@ -29,6 +29,12 @@ def sdxl(checkpoint_xl):
 
 
 @pytest.fixture(scope="module")
+def outline(sdxl):
+    """Give its outline."""
+    return outline_base_model(sdxl)
+
+
+@pytest.fixture(scope="module")
 def theirs(sdxl, comfy_modules):
     """Give ComfyUI's UNet and text encoders of the toy: {weight's name: weight}, {name in files: weight's name}."""
     tensors = load_file(sdxl.path)
@@ -100,7 +106,7 @@ KINDS = (
 @pytest.mark.parametrize(
     ("kind", "strength"), [*((kind, -0.7) for kind in KINDS), ("lora", 1.0), ("dora input", 1.0), ("dora output", 1.0)]
 )
-def test_merged_weights_are_comfyuis(sdxl, theirs, comfy_modules, tmp_path, caplog, kind, strength):
+def test_merged_weights_are_comfyuis(sdxl, outline, theirs, comfy_modules, tmp_path, caplog, kind, strength):
     weights, keys = theirs
     tensors = {}
     for name in WHERE:
@@ -127,7 +133,7 @@ def test_merged_weights_are_comfyuis(sdxl, theirs, comfy_modules, tmp_path, capl
         }
 
     # ComfyUI fails on the core of a LoKr and leaves such layers as they are; what we hand it has none.
-    for source in (comfy_tensors(path, outline_base_model(sdxl)), *([] if kind == "lokr tucker" else [tensors])):
+    for source in (comfy_tensors(path, outline), *([] if kind == "lokr tucker" else [tensors])):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             patches = comfy_modules.lora.load_lora(source, keys)
