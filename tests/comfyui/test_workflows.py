@@ -142,7 +142,7 @@ def test_the_nodes_of_a_workflow_do_not_overlap(path: Path) -> None:
     [
         (START, ["my_first_lora"]),
         pytest.param(QUICKSTART, ["mossling"], marks=pytest.mark.thorough),  # test_saves.py runs it, too
-        (TOUR, ["before_after", "loss"]),
+        pytest.param(TOUR, ["before_after", "loss"], marks=pytest.mark.thorough),  # its nodes have tests of their own
     ],
 )
 def test_a_workflow_of_the_toy_model_leads_to_pictures(comfy: ComfyClient, path: Path, files: list[str]) -> None:
@@ -188,6 +188,7 @@ def test_a_workflow_of_a_family_leads_to_a_picture(comfy: ComfyClient, pictures:
     assert len(picture.convert("L").getcolors(256)) > 8
 
 
+@pytest.mark.thorough  # test_drawn.py trains on pictures that a model draws
 @pytest.mark.skipif(not TINY_FLOW.exists(), reason="needs the tiny flow model")
 def test_a_training_adapter_is_made_of_pictures_that_its_model_draws(comfy: ComfyClient, server: ComfyServer) -> None:
     prompt = to_prompt(on_toy_models(ADAPTER), comfy.first_info())
