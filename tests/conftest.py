@@ -8,13 +8,15 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import forked
 import processor_time
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +25,7 @@ from windows_rules import LEFT_OUT, rules
 from comfy_client import PACE, ComfyClient, ComfyServer
 from lora_atelier.dev import NEWEST, OLDEST, comfyui_folder
 
+PROCESSOR_TIME = "processor time"  # the plugin's name
 # No example is too slow, as that depends on what else the machine does; the same examples in every run.
 for name, count in (("every run", 33), ("thorough", 100)):  # examples; tests/examples.py has a property's own number
     calm = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
@@ -33,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Measure the processor time of each file; choose how many examples properties are tried with."""
     settings.load_profile("thorough" if config.getoption("thorough") else "every run")
     shares = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
-    config.pluginmanager.register(processor_time.ProcessorTime(shares=shares))
+    config.pluginmanager.register(processor_time.ProcessorTime(shares=shares), PROCESSOR_TIME)
     if config.getoption("without_asserts"):
         os.environ["PYTHONOPTIMIZE"] = "1"  # of what starts from here on: servers, and with -n the tests themselves
 
@@ -77,6 +80,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Fork the processes that share the tests from one that has imported these, where the system can."""
+    if not forked.POSSIBLE:
+        return
+    folder = Path(tempfile.mkdtemp())
+    config.add_cleanup(lambda: shutil.rmtree(folder))
+    untold = {**os.environ, processor_time.TOLD: ""}  # its time is added below
+    process, command = forked.source(folder, config.invocation_params.args, untold)
+    config.add_cleanup(process.wait)
+    config.add_cleanup(process.terminate)
+    config.pluginmanager.get_plugin(PROCESSOR_TIME).source = process.pid
+    for spec in specs:
+        spec.python = command
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -76,6 +76,7 @@ class ProcessorTime:
         self._files: Counter[str] = Counter()
         self._tests: Counter[str] = Counter()
         self._shares = shares
+        self.source: int | None = None  # the process from which those are forked that share the tests
         self._last = self._total = 0.0
         self._begun = 0  # tests
         self._yardsticks: list[float] = []
@@ -120,6 +121,9 @@ class ProcessorTime:
         lap = self._lap()
         if self._shares:
             self._files["what hands the tests out"] += lap
+        if self.source:
+            self._files[AT_START] += (imported := _of_process(self.source))
+            self._total += imported
         if told := os.environ.get(TOLD):
             with open(told, "a", encoding="ascii") as file:
                 file.write(" ".join(map(str, [self._total, *self._yardsticks])) + "\n")
