@@ -1,5 +1,8 @@
 """Builders of small models of random weights in the shape of Stable Diffusion 1."""
 
+import functools
+from collections.abc import Callable
+
 import torch
 
 from lora_atelier.bench.checkpoints import open_clip_tensors
@@ -46,6 +49,24 @@ def tiny_text_encoder():
 
 def checkpoint_tensors() -> dict[str, torch.Tensor]:
     """Return a whole SD1-shaped checkpoint of random weights under the original names."""
+    return _once(_checkpoint_tensors)
+
+
+@functools.cache
+def _built(
+    build: Callable[..., dict[str, torch.Tensor]], *arguments: str
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    return build(*arguments), torch.get_rng_state()
+
+
+def _once(build: Callable[..., dict[str, torch.Tensor]], *arguments: str) -> dict[str, torch.Tensor]:
+    """Copy what is built the first time; torch's generator is left where building leaves it."""
+    tensors, state = _built(build, *arguments)
+    torch.set_rng_state(state)
+    return {k: v.clone() for k, v in tensors.items()}
+
+
+def _checkpoint_tensors() -> dict[str, torch.Tensor]:
     from diffusers import AutoencoderTiny
 
     unet, text, vae = tiny_unet().state_dict(), tiny_text_encoder().state_dict(), AutoencoderTiny().state_dict()
@@ -53,7 +74,7 @@ def checkpoint_tensors() -> dict[str, torch.Tensor]:
     tensors = {f"model.diffusion_model.{unet_names[k]}": v for k, v in unet.items()}
     tensors |= {f"cond_stage_model.transformer.text_model.{k.removeprefix('text_model.')}": v for k, v in text.items()}
     tensors |= {f"first_stage_model.{vae_names[k]}": v for k, v in vae.items()}
-    return {k: v.clone().contiguous() for k, v in tensors.items()}
+    return {k: v.contiguous() for k, v in tensors.items()}
 
 
 def tiny_clip(width: int, layers: int, *, open_clip: bool, projected: bool, seed: int):
@@ -82,6 +103,10 @@ def tiny_clip(width: int, layers: int, *, open_clip: bool, projected: bool, seed
 
 def family_tensors(family: str) -> dict[str, torch.Tensor]:
     """Return a whole checkpoint of random weights in the shape of "sd2" or "sdxl" under the original names."""
+    return _once(_family_tensors, family)
+
+
+def _family_tensors(family: str) -> dict[str, torch.Tensor]:
     from diffusers import AutoencoderTiny, UNet2DConditionModel
 
     sdxl = family == "sdxl"
