@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import multiprocessing
 import os
 import shlex
 import signal
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import warm
@@ -40,6 +42,11 @@ def source(folder: Path, arguments: Sequence[str], environment: dict[str, str]) 
         command = [sys.executable, __file__, str(number), *arguments]
         process = subprocess.Popen(command, env=environment, pass_fds=[number], preexec_fn=warm.end_with_parent)
     return process, shlex.join([sys.executable, __file__, place])
+
+
+def context() -> BaseContext:
+    """Return how a test starts a process of its own: with all imported, where the system can."""
+    return multiprocessing.get_context("fork" if POSSIBLE else "spawn")
 
 
 def serve(listening: socket.socket, arguments: list[str]) -> None:

@@ -1,7 +1,6 @@
 """Sessions that something goes wrong in: a tiny scene, moments at which it happens, and a server that forks.
 
-Run as a program this file reads jobs from its input, a line of JSON each, and runs every session in a process of its
-own that is forked from it, so that Python, torch and diffusers are started once.
+The server runs every session in a process of its own that is forked from it, so that what all share is there already.
 """
 
 from __future__ import annotations
@@ -13,18 +12,19 @@ import io
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+import warm
 from PIL import Image
 from prepared import without_estimates
 from safetensors.torch import save_file
@@ -261,18 +261,15 @@ def _session_of(job: dict[str, Any], config: RunConfig) -> None:
     (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
 
 
-def serve() -> None:
-    """Run the sessions that the input asks for, one after another."""
+def serve(asked: Connection, config: RunConfig) -> None:
+    """Run the sessions that are asked for, one after another, and tell how each process ended; None ends the server."""
+    warm.end_with_parent()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
-    config = RunConfig.from_dict(json.loads(sys.stdin.readline()))
     # What the first session of a process loads and imports is there in each process that is forked afterwards.
     with tempfile.TemporaryDirectory() as folder, without_estimates():
         session(config, Path(folder))
     os.fsync = os.fstat  # as in conftest.py: no test cuts the power
     with prepared_once():
-        for line in sys.stdin:
-            print("ended", forked(json.loads(line), config), flush=True)
-
-
-if __name__ == "__main__":
-    serve()
+        while (job := asked.recv()) is not None:
+            asked.send(forked(job, config))

@@ -7,11 +7,10 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
+import forked
 import pytest
 import sessions
 
@@ -23,27 +22,21 @@ HOURS = 3600.0
 
 
 class Server:
-    """A Python with everything imported, from which each session is forked."""
+    """A process with everything imported, from which each session is forked."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         config = sessions.make_scene(folder / "scene")
-        env = {**os.environ, "PYTHONPATH": str(Path(sessions.__file__).parent), "CUDA_VISIBLE_DEVICES": ""}
-        self.process = subprocess.Popen(
-            [sys.executable, sessions.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-        )
-        self._send(config.to_dict())
-
-    def _send(self, value: object) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(value) + "\n")
-        self.process.stdin.flush()
+        context = forked.context()
+        self.asked, theirs = context.Pipe()
+        self.process = context.Process(target=sessions.serve, args=(theirs, config), daemon=True)
+        self.process.start()
+        theirs.close()
 
     def session(self, name: str, **job: object) -> int:
         """Run a session in a folder; return how its process has ended, below 0 by which signal."""
-        self._send({"folder": str(self.folder / name), "clock": sessions.CLOCK, **job})
-        assert self.process.stdout
-        return int(self.process.stdout.readline().removeprefix("ended "))
+        self.asked.send({"folder": str(self.folder / name), "clock": sessions.CLOCK, **job})
+        return self.asked.recv()
 
     def answer(self, name: str) -> dict:
         """Return what the last session in a folder has come to."""
@@ -69,8 +62,8 @@ class Server:
 def server(tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("kills"))
     yield server
-    server.process.stdin.close()
-    server.process.wait()
+    server.asked.send(None)
+    server.process.join()
 
 
 @pytest.fixture(scope="module")
