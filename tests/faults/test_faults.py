@@ -101,18 +101,21 @@ def kind_of(file: str) -> str:
 
 # Cancel
 
+TELLING = ("check", "step", "phase", "validation", "samples")  # callbacks that may raise it
+PHASES = ("scanning", "encoding", "a step", "validation", "samples", "the last samples")
+
 
 def test_cancel_in_any_phase_keeps_the_lora_so_far_and_says_where(scene, uninterrupted, tmp_path, pytestconfig):
     whole = uninterrupted(scene)
     kinds = moments_of(scene, tmp_path / "count")
     places = {place[:2]: number for number, place in enumerate(kinds)}  # the last of each
-    phases = {part for operation, part in places if operation == "check"}
-    assert {"scanning", "encoding", "a step", "validation", "samples", "the last samples"} <= phases
-    # Else only where the core asks whether it is cancelled: what is told in between may raise a Cancel, too.
-    asked = ("check", "step", "phase", "validation", "samples") if pytestconfig.getoption("thorough") else ("check",)
-    for (operation, part), number in places.items():
-        if operation not in asked:
-            continue
+    # Else only where the core asks in these phases: other phases, and what is told in between, may raise it, too.
+    asked = {(operation, part) for operation, part in places if operation in TELLING}
+    if not pytestconfig.getoption("thorough"):
+        asked = {("check", part) for part in PHASES}
+    assert asked <= places.keys()
+    for operation, part in sorted(asked):
+        number = places[operation, part]
         folder, notes, steps = tmp_path / str(number), [], []
 
         def act(at: int, *_: str, number: int = number) -> None:
@@ -166,8 +169,8 @@ def test_a_disk_that_is_full_at_any_write(small, uninterrupted, tmp_path, lastin
     # The last of each kind; what follows fails in the same way whichever file of a part it begins with.
     places = {kind[: 2 if lasting else 3]: number for number, kind in enumerate(kinds) if kind[0] in WRITES}
     assert len(places) > (20 if lasting else 40)
-    # Else every sixth one: test_io_errors.py lets each operation fail.
-    tried = list(places.items())[:: 1 if pytestconfig.getoption("thorough") else 6]
+    # Else every twelfth one: test_io_errors.py lets each operation fail.
+    tried = list(places.items())[:: 1 if pytestconfig.getoption("thorough") else 12]
     ended = set()
     for kind, number in tried:
         folder, notes = tmp_path / str(number), []

@@ -105,8 +105,8 @@ def test_any_operation_on_the_disk_may_fail(small, tmp_path, lasting, pytestconf
     places = {place: number for number, place in enumerate(counting.seen)}  # the last of each kind and place
     assert len(places) > 40 and {operation for operation, _ in places} >= {"read", "write", "save_file", "fsync"}
     wrong = []
-    # Else a fifth, each in one of the two ways: an operation on a kind of file has others beside it.
-    first, step = (0, 1) if pytestconfig.getoption("thorough") else (5 * lasting, 10)
+    # Else a tenth, each in one of the two ways: an operation on a kind of file has others beside it.
+    first, step = (0, 1) if pytestconfig.getoption("thorough") else (10 * lasting, 20)
     for place, number in list(places.items())[first::step]:
         folder, notes = tmp_path / f"run-{number}", []
         with Faulty(folder, number, lasting=lasting).mounted():

@@ -85,7 +85,7 @@ def is_described(runs: Path) -> None:
 def test_a_value_of_any_kind_at_any_place_is_described_and_stops_no_other_run(runs, name, pytestconfig):
     file = odd_run(runs) / name
     whole = json.loads(file.read_text(encoding="utf-8"))
-    share = 1 if pytestconfig.getoption("thorough") else 3  # else each place gets every third of them
+    share = 1 if pytestconfig.getoption("thorough") else 6  # else each place gets every sixth of them
     for number, place in enumerate(places(whole)):
         if len(place) > 1 and place[0] == "files" and place[1] != "files.json":  # the entries are alike
             continue
