@@ -183,7 +183,7 @@ SIZED = (
 
 
 @pytest.mark.parametrize(
-    "apart", [0.0, 1e-6, 1e-2, *(pytest.param(each, marks=pytest.mark.thorough) for each in (1e-9, 1e-4))]
+    "apart", [0.0, 1e-6, *(pytest.param(each, marks=pytest.mark.thorough) for each in (1e-9, 1e-4, 1e-2))]
 )
 def test_sizes_are_decided_as_by_all_digits_of_the_norms(apart):
     shapes, g = [(96, 80), (80, 120), (110, 110)] * 4, torch.Generator().manual_seed(3)

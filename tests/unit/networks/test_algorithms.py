@@ -20,6 +20,18 @@ from lora_atelier.trainer_core.networks.layers.lokr import LokrLayer, factorise
 from lora_atelier.trainer_core.networks.layers.oft import butterfly_size, turn
 from lora_atelier.trainer_core.networks.network import LayerWeights, Network
 
+# In every run each case on two shapes, and the plain case of each algorithm on all.
+SHAPES = ("linear", "3x3", "norm")
+PLAIN = {kind.get("algorithm"): case for case, kind in reversed(CASES.items())}.values()
+
+
+def in_every_run(table):
+    """Leave the other shapes to --thorough."""
+    again = [base not in SHAPES and case not in PLAIN for case, base in table]
+    marks = [pytest.mark.thorough if each else () for each in again]
+    return [pytest.param(*pair, marks=mark) for pair, mark in zip(table, marks, strict=True)]
+
+
 # DoRA's norm gets no gradient, as in its paper; so differences and LyCORIS, which lets it, say otherwise.
 EXACT = [(case, base) for case, base in TABLE if not CASES[case].get("dora")]
 # Along the outputs ComfyUI divides by the norm of the frozen weight, which gets none anyway.
@@ -31,7 +43,7 @@ def apply(module, x):
     return type(module).__mro__[2].forward(module, x)
 
 
-@pytest.mark.parametrize(("case", "base"), TABLE)
+@pytest.mark.parametrize(("case", "base"), in_every_run(TABLE))
 def test_a_new_layer_changes_nothing_and_every_layer_is_its_changed_weight(case, base):
     for dtype in (torch.float32, torch.bfloat16):
         module, layer, x = attached(case, base, dtype, filled=False)
@@ -77,7 +89,7 @@ def test_a_linear_layer_has_its_inputs_last_whatever_lies_before(case):
         assert module(rows[:0]).shape == (0, wanted.shape[-1])
 
 
-@pytest.mark.parametrize(("case", "base"), DIFFERENTIABLE)
+@pytest.mark.parametrize(("case", "base"), in_every_run(DIFFERENTIABLE))
 def test_gradients_are_those_of_differences(case, base):
     module, layer, x = attached(case, base, torch.float64)
     names, values = zip(*((name, p.detach().requires_grad_()) for name, p in layer.named_parameters()), strict=True)
@@ -120,7 +132,7 @@ def lycoris_module(case, base, layer, module):
     return plain, theirs
 
 
-@pytest.mark.parametrize(("case", "base"), EXACT)
+@pytest.mark.parametrize(("case", "base"), in_every_run(EXACT))
 def test_outputs_and_gradients_are_lycoris(case, base):
     # LyCORIS inverts in float32
     dtype, tolerance = (torch.float32, 1e-4) if "oft" in case else (torch.float64, 1e-10)
@@ -283,7 +295,7 @@ def test_remarks_on_what_may_surprise():
     assert "64" in remarks_on_algorithm(LoraConfig(algorithm="loha", rank=64))[0]
 
 
-@pytest.mark.parametrize(("case", "base"), TABLE)
+@pytest.mark.parametrize(("case", "base"), in_every_run(TABLE))
 def test_a_layer_comes_back_from_its_state_and_from_its_file(case, base):
     module, layer, x = attached(case, base)
     again, fresh, _ = attached(case, base, filled=False)

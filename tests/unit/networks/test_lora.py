@@ -260,12 +260,12 @@ def test_the_largest_singular_values_of_a_large_matrix_are_near_to_the_best():
 # --- dropouts ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [OPTIONS["dora tucker"], OPTIONS["pissa"]])
-def test_gradients_are_equal_with_and_without_checkpointing(options):
+@pytest.mark.parametrize("name", ["dora tucker", pytest.param("pissa", marks=pytest.mark.thorough)])
+def test_gradients_are_equal_with_and_without_checkpointing(name):
     found = []
     for level in ("0", "full"):
         unet = tiny_unet().requires_grad_(False)
-        network = network_on(unet, config_of(**ALL_DROPOUTS, **options))
+        network = network_on(unet, config_of(**ALL_DROPOUTS, **OPTIONS[name]))
         move(network)
         recompute_blocks(units(unet), level)
         with network.attached():
