@@ -817,11 +817,17 @@ def test_saves_are_judged_by_their_share_of_a_run():
     assert "| 1.32% | 1.02% – 1.64%, n = 3 | ≤ 1% | **missed** |" in slow
 
 
+@pytest.mark.thorough
 def test_tools_are_measured_beside_whole_decompositions():
     result = tools.measure("toy")
     assert result["layers"] > 100 and result["whole"] > 0 and result["extracted"] > 0 and len(result["ours"]) == 6
-    ours = dict.fromkeys(result["ours"], 20.5)
-    text = tools.render({**result, "whole": 300.0, "ours": {**ours, "sv_fro 0.9": 4.0}}, "bench --tools", "today")
+    assert tools.render(result, "bench --tools", "today").count("| Resize LoRA, ") == 6
+
+
+def test_tools_are_reported_with_their_goal():
+    told = {"machine": {"cpu": "a CPU", "cores": 2}, "layers": 794, "megabytes": 190.0, "extracted": 30.0}
+    ours = {"rank 8": 20.5, "sv_fro 0.9": 4.0}
+    text = tools.render({**told, "whole": 300.0, "ours": ours}, "bench --tools", "today")
     assert "| Resize LoRA, sv_fro 0.9 | 4.0 | ≤ 20 | met |" in text and "| 20.5 | ≤ 20 | **missed** |" in text
     assert "| whole decompositions / Resize LoRA, sv_fro | 75.000 |" in text
 

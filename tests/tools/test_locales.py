@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -87,6 +88,7 @@ def test_the_entries_of_a_help_page_have_the_order_of_the_english_ones(node: str
     assert [name for name in page if name in once] == once
 
 
+@cache
 def literals() -> set[str]:
     """List the texts that the page's modules ask for."""
     found = set()
@@ -96,6 +98,7 @@ def literals() -> set[str]:
     return found
 
 
+@cache
 def said() -> set[str]:
     """List the templates of the sentences that the server says."""
     found, paths = set(), [*(ROOT / "nodes").rglob("*.py"), *(ROOT / "trainer_core").rglob("*.py")]

@@ -21,7 +21,8 @@ def config(tmp_path_factory):
     things, held = config.dataset.concepts
     masks, augment = MaskConfig(missing="ones", prior_weight=0.5), AugmentConfig(variants=2, crop_jitter=0.5)
     concepts = (things.replace(masks=masks, augment=augment), things.replace(role="prior_prediction"), held)
-    config = change(config, train={"steps": 3, "batch_size": 2}, optimizer={"ema_decay": 0.0, "learning_rate": 1e-3})
+    steps = {"steps": 3, "batch_size": 2, "validate_every": 3}
+    config = change(config, train=steps, optimizer={"ema_decay": 0.0, "learning_rate": 1e-3})
     exact = config.base_model.replace(precision="float32")
     return config.replace(dataset=DatasetConfig(concepts=concepts), base_model=exact)
 

@@ -56,23 +56,24 @@ def test_no_line_of_the_core_names_a_node_by_hand() -> None:
     assert found == []
 
 
-def calls(name: str) -> set[str]:
-    """List the literals that the core gives to a function."""
-    return {
-        call.args[0].value
-        for path in CORE.rglob("*.py")
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == name and call.args
-        if isinstance(call.args[0], ast.Constant)
-    }
+def calls(*names: str) -> list[set[str]]:
+    """List the literals that the core gives to each of these functions."""
+    found: dict[str, set[str]] = {name: set() for name in names}
+    for path in CORE.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in found
+            if named and call.args and isinstance(call.args[0], ast.Constant):
+                found[call.func.id].add(call.args[0].value)
+    return list(found.values())
 
 
 def test_each_setting_that_a_message_names_exists() -> None:
     known = {f"{section}.{name}" for section, config in SECTIONS.items() for name in rows_of(config)}
     known |= {f"{place}.{name}" for place, other in OTHERS.items() for name in other.inputs}
     known |= {f"options.{each.name}" for kind in OPTIMIZERS.values() for each in kind.settings}
-    assert len(calls("setting")) > 60 and calls("setting") <= known
-    assert calls("node") <= SECTIONS.keys() | OTHERS.keys()
+    settings, nodes = calls("setting", "node")
+    assert len(settings) > 60 and settings <= known
+    assert nodes <= SECTIONS.keys() | OTHERS.keys()
     assert not SECTIONS.keys() & OTHERS.keys()
     assert {other.title for other in OTHERS.values()} <= titles()
 
