@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -10,7 +11,6 @@ import signal
 from collections import defaultdict
 from pathlib import Path
 
-import forked
 import pytest
 import sessions
 
@@ -27,7 +27,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         config = sessions.make_scene(folder / "scene")
-        context = forked.context()
+        context = multiprocessing.get_context("spawn")  # other tests may have started autograd's threads in this one
         self.asked, theirs = context.Pipe()
         self.process = context.Process(target=sessions.serve, args=(theirs, config), daemon=True)
         self.process.start()
