@@ -22,7 +22,7 @@ from lora_atelier.trainer_core.networks.network import LayerWeights, Network
 
 # In every run each case on two shapes, and the plain case of each algorithm on all.
 SHAPES = ("linear", "3x3", "norm")
-PLAIN = {kind.get("algorithm"): case for case, kind in reversed(CASES.items())}.values()
+PLAIN = {"loha thin", *(case for case, kind in CASES.items() if case == kind["algorithm"])}  # LoHa has two forms
 
 
 def in_every_run(table):
