@@ -1,17 +1,16 @@
 """Runs beyond the page: their command, a run that another process trains, and what a restart cut off."""
 
-import json
 import re
+import uuid
 
 import pytest
+from in_editor import TRAIN, TRAINING, part, values_of
 from run_folders import make_run
 
 from comfy_client import ComfyClient
-from lora_atelier.dev import TOUR
 
 pytestmark = [pytest.mark.browser, pytest.mark.parametrize("opened", ["litegraph"], indirect=True)]
 
-TRAIN = 12  # the node's id in the workflow
 RENDERERS = ("litegraph", "vue")
 STATUS = "words => new RegExp(words).test(document.querySelector('.atelier-status')?.textContent)"
 CLIPBOARD = """allowed => Object.defineProperty(navigator, "clipboard", { configurable: true, value: {
@@ -23,16 +22,17 @@ SET = """([type, name, value]) => {
 }"""
 
 
-def tour(name: str, identity: str) -> dict:
-    """Return the tour with a long run of a name."""
-    workflow = json.loads(TOUR.read_text(encoding="utf-8"))
-    values = next(node["widgets_values"] for node in workflow["nodes"] if node["id"] == TRAIN)
-    values[:5] = [name, 100_000, 0, 1, 64]  # steps, epochs, batch_size, resolution
+def training(name: str, identity: str) -> dict:
+    """Return a workflow with a long run of a name."""
+    workflow = part(*TRAINING)
+    values_of(workflow, TRAIN)[:5] = [name, 100_000, 0, 1, 64]  # steps, epochs, batch_size, resolution
     return {**workflow, "id": identity}
 
 
-def test_a_run_is_handed_to_a_shell_and_followed_there(editor, server) -> None:
-    page, workflow = editor.page, tour("handed", "00000000-1111-4222-8333-777777777777")
+def test_a_run_is_handed_to_a_shell_and_followed_there(editor, server, pytestconfig) -> None:
+    """In every run the classic renderer copies the command, and Nodes 2.0 follows; with --thorough each does both."""
+    copying, following = (RENDERERS, RENDERERS) if pytestconfig.getoption("thorough") else (["litegraph"], ["vue"])
+    page, workflow = editor.page, training("handed", "00000000-1111-4222-8333-777777777777")
     editor.load(workflow)
     said, folder = page.locator(".atelier-command:visible"), server.base / "output" / "atelier" / "runs"
     more = page.get_by_role("button", name="More", exact=True)
@@ -41,7 +41,7 @@ def test_a_run_is_handed_to_a_shell_and_followed_there(editor, server) -> None:
         more.click()
         page.get_by_role("menuitem", name="Copy command").click()
 
-    for renderer in RENDERERS:
+    for renderer in copying:
         editor.render(vue=renderer == "vue")
         editor.alone(TRAIN)
         editor.run(CLIPBOARD, True)
@@ -67,7 +67,7 @@ def test_a_run_is_handed_to_a_shell_and_followed_there(editor, server) -> None:
     with run.locked():
         for step in range(1, 60):
             run.log("step", step=step, loss=1 / step, lr={"unet": 1e-4})
-        for step, renderer in zip((60, 61), RENDERERS, strict=True):
+        for step, renderer in enumerate(following, 60):
             editor.render(vue=renderer == "vue")
             editor.alone(TRAIN)
             run.log("step", step=step, loss=0.1, lr={"unet": 1e-4})
@@ -85,7 +85,7 @@ def test_a_run_is_handed_to_a_shell_and_followed_there(editor, server) -> None:
         editor.run("() => window.app.extensionManager.command.execute('Workspace.ToggleSidebarTab.atelier-runs')")
         tab = page.locator(".atelier-runs")
         tab.get_by_role("listitem").filter(has_text="handed").get_by_role("button").click()
-        tab.get_by_text("Training: step 61 of 100000.").wait_for()
+        tab.get_by_text(f"Training: step {step} of 100000.").wait_for()
         tab.get_by_role("button", name="Save now").click()
         page.get_by_text("The run will be saved after its next step.").first.wait_for()
         assert (run.path / "asked-save").exists()
@@ -100,19 +100,31 @@ def test_a_run_is_handed_to_a_shell_and_followed_there(editor, server) -> None:
 @pytest.mark.usefixtures("unhurried")
 def test_what_a_restart_cut_off_is_offered_until_it_is_answered(editor, visitor, server, pytestconfig) -> None:
     page, comfy = editor.page, ComfyClient(server.url)
-    kept = server.base / "user" / "__atelier" / "queue"
+    kept, thorough = server.base / "user" / "__atelier" / "queue", pytestconfig.getoption("thorough")
     offer = page.locator(".atelier-pending")
 
     def restart(count: int) -> None:
-        while len(list(kept.glob("*.json"))) < count:
+        """End what is in the queue; in every run without a restart, of which test_train.py has one."""
+        while len(files := sorted(kept.glob("*.json"))) < count:
             editor.settle()
-        server.kill()
-        server.start()
+        if thorough:
+            server.kill()
+            server.start()
+            return
+        left, ended = [file.read_text(encoding="utf-8") for file in files], uuid.uuid4().hex
+        comfy.request("/queue", {"clear": True})
+        comfy.request("/interrupt", {})
+        while list(kept.glob("*.json")):
+            editor.settle()
+        (kept / f"{ended}.lock").touch()  # as of a ComfyUI that was killed
+        for number, text in enumerate(left):
+            (kept / f"{ended}-{number:06}.json").write_text(text, encoding="utf-8")
+        editor.run("() => window.app.api.dispatchCustomEvent('reconnected')")
 
     earlier = [prompt["name"] for prompt in comfy.get("/atelier/pending")["prompts"]]  # of other tests here
     comfy.request("/atelier/pending/drop", {"names": earlier})
     for name in ("cut off", "queued"):
-        editor.load(tour(name, "00000000-1111-4222-8333-888888888888"))
+        editor.load(training(name, "00000000-1111-4222-8333-888888888888"))
         editor.run(f"async () => await window.app.queuePrompt(0, 1, ['{TRAIN}'])")
     page.wait_for_function(STATUS, arg="^step")
     restart(2)
@@ -121,7 +133,7 @@ def test_what_a_restart_cut_off_is_offered_until_it_is_answered(editor, visitor,
         editor.render(vue=renderer == "vue")
         editor.screenshot(f"offer-{renderer}-{editor.version}")
     tabs = [editor.page]
-    if pytestconfig.getoption("thorough"):
+    if thorough:
         tabs.append(visitor.new_page())
         tabs[1].goto(server.url, wait_until="domcontentloaded")
         tabs[1].locator(".atelier-pending").get_by_role("button", name="Continue").wait_for()

@@ -7,14 +7,14 @@ import uuid
 from dataclasses import replace
 
 import pytest
+from in_editor import SAVES, TRAIN, TRAINING, finished, part, values_of
 from looks import LEAST_LETTERS, faint
 
 from comfy_client import ComfyClient
-from lora_atelier.dev import QUICKSTART, ROOT, TOUR
+from lora_atelier.dev import QUICKSTART, ROOT
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("unhurried")]
 
-TRAIN, SAVES = 12, 22  # the nodes' ids in the workflow
 STEPS = 11  # the place of sample_steps among the values of Saves & Samples
 SAVED = f"() => window.app.graph.getNodeById({TRAIN}).serialize().widgets_values"
 PROMPT = f"async () => Object.keys((await window.app.graphToPrompt()).output[{TRAIN}].inputs)"
@@ -53,12 +53,11 @@ QUEUE = f"async () => await window.app.queuePrompt(0, 1, ['{TRAIN}'])"
 READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
 
 
-def tour(name: str, identity: str = "") -> dict:
-    """Return the tour with a run of a name that would end too late for a test; identity: by default a new one."""
-    workflow = json.loads(TOUR.read_text(encoding="utf-8"))
-    values = {node["id"]: node.get("widgets_values") for node in workflow["nodes"]}
-    values[TRAIN][:5] = [name, 100_000, 0, 1, 64]  # steps, epochs, batch_size, resolution
-    values[SAVES][STEPS] = 2
+def training(name: str, identity: str = "") -> dict:
+    """Return a workflow with a run of a name that would end too late for a test; identity: by default a new one."""
+    workflow = part(*TRAINING)
+    values_of(workflow, TRAIN)[:5] = [name, 100_000, 0, 1, 64]  # steps, epochs, batch_size, resolution
+    values_of(workflow, SAVES)[STEPS] = 2
     return {**workflow, "id": identity or str(uuid.uuid4())}
 
 
@@ -76,11 +75,12 @@ def ask(page, name: str, answer: str) -> None:
 # Each frontend shows one run in both renderers, one after the other: how long a run takes is no matter of the page, and
 # the widget must live through a change of the renderer anyway.
 @pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
-def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(editor, visitor, server) -> None:
-    page, workflow = editor.page, tour("live")
+def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(
+    editor, visitor, server, pytestconfig
+) -> None:
+    page, workflow = editor.page, training("live")
     editor.load(workflow)
-    values = next(node["widgets_values"] for node in workflow["nodes"] if node["id"] == TRAIN)
-    saved = editor.run(SAVED)
+    values, saved = values_of(workflow, TRAIN), editor.run(SAVED)
     assert saved[: len(values)] == values and set(saved[len(values) :]) <= {"resume"}
     assert "run" not in editor.run(PROMPT)
     wait(page, "^No run yet")
@@ -90,14 +90,14 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
     editor.alone(TRAIN)
     editor.run(QUEUE)
     page.wait_for_function(ALL, arg=True)
-    for renderer in ("litegraph", "vue"):
+    for renderer in ("vue", "litegraph"):
         editor.render(vue=renderer == "vue")
         editor.alone(TRAIN)
         wait(page, r"^step \d+ of 100000$")
         page.get_by_text(re.compile("left · .* · loss ")).wait_for()
         page.locator(".atelier-memory").get_by_text(re.compile("of .* GB used, .* GB free")).wait_for()
         page.wait_for_function(f"() => ({COLOURS})() > 3")
-        if renderer == "litegraph":
+        if renderer == "vue":
             ask(page, "Save now", "The run will be saved after this step.")
         else:
             ask(page, "Sample now", "Samples will be drawn after this step.")
@@ -116,29 +116,62 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
     page.keyboard.press("Escape")
     large.wait_for(state="detached")
 
-    # A second tab, which knows no more than the page does after a reload: everything is there again.
-    other = replace(editor, page=visitor.new_page())
-    other.page.goto(server.url, wait_until="domcontentloaded")
-    other.page.wait_for_function(READY)
-    other.settle()
-    other.load(workflow)
-    other.alone(TRAIN)
-    other.page.wait_for_function(ALL, arg=True)
-    wait(other.page, r"^step \d+ of 100000$")
-    other.page.wait_for_function(f"() => ({COLOURS})() > 3")
-    other.page.locator(".atelier-samples button").nth(1).wait_for()
+    is_there_again(editor, workflow)
+    if pytestconfig.getoption("thorough"):  # a second tab knows no more than the page does after a reload
+        other = replace(editor, page=visitor.new_page())
+        other.page.goto(server.url, wait_until="domcontentloaded")
+        other.page.wait_for_function(READY)
+        is_there_again(other, workflow)
+        other.page.close()
 
     # Another workflow, whose nodes have the same numbers.
-    strange = tour("live", "00000000-1111-4222-8333-444444444444")
-    other.page.evaluate("workflow => window.app.loadGraphData(workflow)", strange)
-    wait(other.page, "^No run yet")
-    seen = other.page.evaluate_handle(COUNT)
-    other.page.wait_for_function("count => count() > 2", arg=seen)
-    wait(other.page, "^No run yet")
-    other.page.close()
+    editor.load(training("live"))
+    wait(page, "^No run yet")
+    seen = page.evaluate_handle(COUNT)
+    page.wait_for_function("count => count() > 2", arg=seen)
+    wait(page, "^No run yet")
 
+    its_twin_shows_none(editor, workflow)
+    another_waits(editor, server)
+    editor.load(workflow)
     ask(page, "Stop and keep", "The run stops after this step; the next nodes get the LoRA so far.")
     wait(page, r"^Stopped after step \d+ of 100000")
+
+
+def is_there_again(editor, workflow: dict) -> None:
+    """Open the workflow of a run at work: the nodes are new, and all of the run is there again."""
+    editor.load(workflow)
+    editor.alone(TRAIN)
+    editor.page.wait_for_function(ALL, arg=True)
+    wait(editor.page, r"^step \d+ of 100000$")
+    editor.page.wait_for_function(f"() => ({COLOURS})() > 3")
+    editor.page.locator(".atelier-samples button").nth(1).wait_for()
+
+
+def its_twin_shows_none(editor, workflow: dict) -> None:
+    """Of two Train LoRA of one workflow each shows its own run."""
+    twin = copy.deepcopy(next(node for node in workflow["nodes"] if node["id"] == TRAIN))
+    twin |= {"id": 90, "pos": [0, 3000], "outputs": [{**each, "links": []} for each in twin["outputs"]]}
+    twin["inputs"] = [{**each, "link": None} for each in twin["inputs"]]
+    editor.load({**workflow, "nodes": [*workflow["nodes"], twin]})
+    editor.page.wait_for_function(ANY, arg="^step")
+    statuses = editor.page.locator(".atelier-status").all_text_contents()
+    assert sorted(text.split()[0] for text in statuses) == ["No", "step"]
+
+
+def another_waits(editor, server) -> None:
+    """A node whose turn is to come waits beside a run that finished; in both renderers, until it leaves the queue."""
+    page, workflow = editor.page, training("behind")
+    finished(server, "behind", workflow["id"], str(TRAIN), steps=4)
+    editor.load(workflow)
+    wait(page, "^Finished after 4 steps")
+    editor.run(QUEUE)
+    wait(page, r"^Waiting in ComfyUI's queue\. Below is the run before\.$")
+    editor.render(vue=True)
+    editor.load(workflow)
+    wait(page, r"^Waiting in ComfyUI's queue\. Below is the run before\.$")
+    editor.run("async () => await window.app.api.clearItems('queue')")
+    wait(page, "^Finished after 4 steps")
     editor.render(vue=False)
 
 
@@ -156,54 +189,10 @@ QUICK = f"""async workflow => {{
 
 @pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
 def test_a_run_that_begins_at_once_after_another_leaves_the_node_at_work(editor) -> None:
-    workflow = tour("quick", "00000000-1111-4222-8333-777777777777")
+    workflow = training("quick", "00000000-1111-4222-8333-777777777777")
     editor.load(workflow)
     editor.run(QUICK, workflow["id"])
     wait(editor.page, "^There is no such run")
-
-
-@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
-def test_two_train_nodes_show_their_own_runs(editor) -> None:
-    workflow = tour("first", "00000000-1111-4222-8333-555555555555")
-    twin = copy.deepcopy(next(node for node in workflow["nodes"] if node["id"] == TRAIN))
-    twin |= {"id": 90, "pos": [0, 3000], "outputs": [{**each, "links": []} for each in twin["outputs"]]}
-    twin["inputs"] = [{**each, "link": None} for each in twin["inputs"]]
-    workflow["nodes"].append(twin)
-    editor.load(workflow)
-    editor.run(QUEUE)
-    editor.page.wait_for_function(ANY, arg="^step")
-    statuses = editor.page.locator(".atelier-status").all_text_contents()
-    assert sorted(text.split()[0] for text in statuses) == ["No", "step"]
-    editor.page.locator('.atelier-train [data-ask="pause"]:visible').click()
-    editor.page.locator(".atelier-train").get_by_role("button", name="Continue").wait_for()
-
-
-@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
-def test_a_node_whose_turn_is_to_come_waits(editor) -> None:
-    """Beside a run that finished; in both renderers, where it is opened anew, and until it leaves the queue."""
-    page, (ahead, behind) = editor.page, (short("ahead"), short("behind"))
-    node = next(each for each in ahead["nodes"] if each["type"] == "AtelierTrain")
-    node["widgets_values"][1], place = 100_000, ahead["nodes"].index(node)
-    behind["nodes"][place]["widgets_values"][1] = 1
-    queue = f"async () => await window.app.queuePrompt(0, 1, ['{node['id']}'])"
-    editor.load(behind)
-    editor.run(queue)
-    wait(page, "^Finished after 1 step")
-    editor.load(ahead)
-    editor.run(queue)
-    wait(page, "^step ")
-    behind["nodes"][place]["widgets_values"][1] = 2
-    editor.load(behind)
-    wait(page, "^Finished after 1 step")
-    editor.run(queue)
-    wait(page, r"^Waiting in ComfyUI's queue\. Below is the run before\.$")
-    editor.render(vue=True)
-    editor.load(behind)
-    editor.alone(node["id"])
-    wait(page, r"^Waiting in ComfyUI's queue\. Below is the run before\.$")
-    editor.run("async () => await window.app.api.clearItems('queue')")
-    wait(page, "^Finished after 1 step")
-    editor.render(vue=False)
 
 
 OFFERED = """() => [...document.querySelectorAll(".atelier-train button")]
@@ -230,17 +219,15 @@ ALWAYS = ["Preset…", "Guess settings"]
 AT_END = ["Draw with it", "Compare saves", "Open in LoRA runs", "Download", *ALWAYS, "…"]
 
 
-def short(name: str) -> dict:
-    """Return the quickstart with a short run of a name."""
-    workflow = json.loads(QUICKSTART.read_text(encoding="utf-8"))
-    values = next(node["widgets_values"] for node in workflow["nodes"] if node["type"] == "AtelierTrain")
-    values[:5] = [name, 6, 0, 1, 64]  # steps, epochs, batch_size, resolution
-    return {**workflow, "id": str(uuid.uuid4())}
+# A run that is at work, or has ended, as an event tells of it.
+TELL = """([workflow, node, run, alive]) => window.app.api.dispatchEvent(new CustomEvent("atelier.run", { detail: {
+    workflow, node, run, alive, changed: true, text: "", step: 1, steps: 6, details: [],
+} }))"""
 
 
 @pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
 def test_train_lora_offers_what_can_be_done_and_what_comes_next(editor, server) -> None:
-    page, workflow = editor.page, short("offered")
+    page, workflow = editor.page, {**json.loads(QUICKSTART.read_text(encoding="utf-8")), "id": str(uuid.uuid4())}
     train = next(node["id"] for node in workflow["nodes"] if node["type"] == "AtelierTrain")
     editor.load(workflow)
     for renderer in ("litegraph", "vue"):
@@ -258,14 +245,15 @@ def test_train_lora_offers_what_can_be_done_and_what_comes_next(editor, server) 
         assert faint(page, ".atelier-train, .atelier-train *") == []  # at the scale at which templates open
 
     # At work: what cannot be done yet, or never in this run, says why.
-    editor.run(f"async () => await window.app.queuePrompt(0, 1, ['{train}'])")
-    wait(page, r"^step \d+ of 6$")
+    run = finished(server, "offered", workflow["id"], str(train), steps=6).path.name
+    editor.run(TELL, [workflow["id"], str(train), run, True])
     sample = page.locator('.atelier-train [data-ask="sample"]')
     sample.and_(page.locator("[title*='set sample_prompts of Saves & Samples']")).wait_for()
     assert faint(page, ".atelier-train, .atelier-train *") == []
     assert sample.is_disabled() and page.locator('.atelier-train [data-ask="save"]').is_enabled()
 
     # At the end.
+    editor.run(TELL, [workflow["id"], str(train), run, False])
     for renderer in ("vue", "litegraph"):
         editor.render(vue=renderer == "vue")
         editor.alone(train)
@@ -294,7 +282,7 @@ def test_train_lora_offers_what_can_be_done_and_what_comes_next(editor, server) 
             "() => window.app.graph.nodes.filter(n => n.comfyClass === 'AtelierCompareLoras')"
             ".map(n => n.widgets.find(w => w.name === 'of.run').value)"
         )
-        assert found in [run["run"] for run in runs_of(server) if run["name"] == "offered"]
+        assert found == run
         assert set(editor.run(LINKED, "AtelierCompareLoras").values()) == {"AtelierLoadBaseModel"}
         editor.settle()
         editor.screenshot(f"compare-{renderer}-{editor.version}")
