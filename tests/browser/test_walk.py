@@ -1,4 +1,4 @@
-"""The walk of somebody who has never trained anything: open, run, fail, mend, run, reload, take a sample, own pictures.
+"""The walk of somebody who has never trained anything: open, run, reload, fail, mend, run on own pictures, take a LoRA.
 
 Each screen is measured as it stands, at the size at which it opens, and its picture is kept.
 """
@@ -9,6 +9,7 @@ import re
 import shutil
 
 import pytest
+from in_editor import finished
 from looks import faint, faults
 from train_graph import draw_pictures
 
@@ -40,6 +41,10 @@ PLACE = """([name, vue]) => {
 }"""
 SIZES = "() => Object.fromEntries(window.app.graph.serialize().nodes.map(({ id, size }) => [id, size.map(Math.round)]))"
 READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
+PICTURED = """() => {
+    const node = window.app.graph.nodes.find(each => each.type === "SaveImage");
+    return node.imgs?.length || document.querySelector(`[data-node-id="${node.id}"] img`);
+}"""
 TAB = "() => window.app.extensionManager.command.execute('Workspace.ToggleSidebarTab.atelier-runs')"
 # Ways to fail beside the three of which pictures are kept: what somebody sets, and what the node then says.
 WRONG = [
@@ -60,11 +65,16 @@ WRONG = [
 MOST_ACTIONS = 8  # to train on pictures that lie in a folder: a press is one, and a text written
 # In place of the template's, which take a minute; more where pictures to show are taken.
 STEPS = int(os.environ.get("ATELIER_WALK_STEPS", "4"))
-# A sampler's steps: what is drawn says nothing before hundreds of training steps, and is drawn after each run.
+# Samplers' steps: what is drawn says nothing before hundreds of training steps, and is drawn in and after each run.
 DRAWN = """() => {
     const { nodes } = window.app.graph.nodes.find(each => each.subgraph).subgraph;
-    const node = nodes.find(each => each.comfyClass === "AtelierSample");
-    node.widgets.find(each => each.name === "steps").value = 2;
+    for (const [kind, name] of [["AtelierSample", "steps"], ["AtelierSaves", "sample_steps"]])
+        nodes.find(each => each.comfyClass === kind).widgets.find(each => each.name === name).value = 2;
+}"""
+# The workflow, and the number of Train LoRA in it.
+TRAIN = """() => {
+    const { graph } = window.app, node = graph.nodes.find(each => each.subgraph);
+    return [graph.id, `${node.id}:${node.subgraph.nodes.find(each => each.comfyClass === "AtelierTrain").id}`];
 }"""
 
 
@@ -98,7 +108,8 @@ def walker(editor, server: ComfyServer):
     editor.page.set_viewport_size(size)
 
 
-def test_a_first_walk(walker, server: ComfyServer) -> None:
+def test_a_first_walk(walker, server: ComfyServer, pytestconfig) -> None:
+    """The first run is trained with --thorough, as the one on own pictures is in every run."""
     editor, page = walker, walker.page
     name = f"walk {'vue' if editor.vue else 'litegraph'} {editor.version}"
     found: dict[str, list[str]] = {}
@@ -135,29 +146,43 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     seen("1-opened")
     sizes = editor.run(SIZES)
 
+    def shorten() -> None:
+        editor.run(VALUE, ["steps", STEPS])
+        if "ATELIER_WALK_STEPS" not in os.environ:
+            editor.run(DRAWN)
+
     # Run.
-    editor.run(VALUE, ["steps", STEPS])
+    shorten()
     editor.run(VALUE, ["name", name])
-    if "ATELIER_WALK_STEPS" not in os.environ:
-        editor.run(DRAWN)
-    run()
+    if pytestconfig.getoption("thorough"):
+        run()
+        status.get_by_text(f"Finished after {STEPS} steps").first.wait_for()
+        page.wait_for_function(PICTURED)
+        seen("2-finished")
+    else:
+        finished(server, name, *editor.run(TRAIN), steps=STEPS)
+    assert editor.run(SIZES) == sizes
+
+    # Reload: the page stands as it did, and a file keeps no room for what the nodes show of this run.
+    workflow = editor.run("() => window.app.graph.serialize()")
+    page.goto(server.url, wait_until="domcontentloaded")
+    page.wait_for_function(READY)
+    page.wait_for_function("() => window.app.graph.nodes.some(node => node.subgraph)")
+    assert editor.run("() => window.app.graph.serialize().nodes.length") == len(workflow["nodes"])
     status.get_by_text(f"Finished after {STEPS} steps").first.wait_for()
-    page.wait_for_function(
-        "() => { const node = window.app.graph.nodes.find(each => each.type === 'SaveImage');"
-        "return node.imgs?.length || document.querySelector(`[data-node-id='${node.id}'] img`); }"
-    )
-    seen("2-finished")
+    seen("3-reloaded")
+    shorten()  # the editor keeps what a person sets
 
     # Fail, read why, and mend it.
     actions = write(editor, "folder", "my_pictures")
     run()
     status.get_by_text("There is no folder 'my_pictures'").first.wait_for()
     status.get_by_text("Below is the run before.").first.wait_for()
-    seen("3-failed")
+    seen("4-failed")
     draw_pictures(server.base / "input" / "my_pictures", captions=False)
     run()
     status.get_by_text(re.compile(r"caption")).first.wait_for()
-    seen("4-failed-again")
+    seen("5-failed-again")
     for picture in (server.base / "input" / "my_pictures").glob("*.png"):
         # Other words in the other renderer, or its run would be that of this one.
         picture.with_suffix(".txt").write_text("a circle" if editor.vue else "a disc", encoding="utf-8")
@@ -173,23 +198,15 @@ def test_a_first_walk(walker, server: ComfyServer) -> None:
     run()
     assert actions + 1 <= MOST_ACTIONS
     status.get_by_text(f"Finished after {STEPS} steps").first.wait_for()
-    seen("5-mended")
-
-    # Reload: the page stands as it did, and a file keeps no room for what the nodes show of this run.
+    page.wait_for_function(PICTURED)
+    seen("6-mended")
     assert editor.run(SIZES) == sizes
-    workflow = editor.run("() => window.app.graph.serialize()")
-    page.goto(server.url, wait_until="domcontentloaded")
-    page.wait_for_function(READY)
-    page.wait_for_function("() => window.app.graph.nodes.some(node => node.subgraph)")
-    assert editor.run("() => window.app.graph.serialize().nodes.length") == len(workflow["nodes"])
-    status.get_by_text(f"Finished after {STEPS} steps").first.wait_for()
-    seen("6-reloaded")
 
     # A failure then: what the node shows is as large as what it says, as before.
     (server.base / "input" / "my_pictures" / "half.png").write_bytes(b"\x89PNG\r\n")
     run()
     status.get_by_text("half.png").first.wait_for()
-    seen("7-failed-after-reload")
+    seen("7-failed-after-it")
     (server.base / "input" / "my_pictures" / "half.png").unlink()
 
     # The run is in the list, and its LoRA is taken.
