@@ -1,14 +1,10 @@
 """Guess settings on Train LoRA fills in the inputs that are there, and says the rest as text, in both renderers."""
 
-import json
-
 import pytest
-
-from lora_atelier.dev import TOUR
+from in_editor import BASE, CONCEPT, LORA, MASKS, OPTIMIZER, TRAIN, part
 
 pytestmark = pytest.mark.browser
 
-TRAIN = 12  # its id in the workflow
 VALUES = """() => {
     const node = kind => window.app.graph.nodes.find(node => node.comfyClass === kind);
     const value = (kind, name) => node(kind)?.widgets.find(widget => widget.name === name)?.value;
@@ -26,8 +22,7 @@ REMOVE = """() => {
 
 
 def test_a_guess_fills_in_what_is_there(editor) -> None:
-    workflow = json.loads(TOUR.read_text(encoding="utf-8"))
-    editor.load(workflow)
+    editor.load(part(BASE, CONCEPT, MASKS, OPTIMIZER, LORA, TRAIN))
     editor.alone(TRAIN)
     button = editor.page.get_by_role("button", name="Guess settings")
     button.click()
