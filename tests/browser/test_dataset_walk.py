@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.browser
 
 DATA, TRAIN = 2, 3  # their ids there
 STEPS = 2
+DRAWN = 7  # the place of steps among the values of Sample
 # Lets go of files over the middle of a node, wherever the renderer has it.
 DROP = """([id, files]) => {
     const node = window.app.graph.getNodeById(id), { ds, canvas } = window.app.canvas;
@@ -36,11 +38,13 @@ def photograph(number: int) -> bytes:
     return data.getvalue()
 
 
-def test_photographs_are_dropped_captioned_masked_and_trained(editor, server) -> None:
+def test_photographs_are_dropped_captioned_masked_and_trained(editor, server, pytestconfig) -> None:
     page, how = editor.page, f"{'vue' if editor.vue else 'litegraph'}-{editor.version}"
     workflow = json.loads(QUICKSTART.read_text(encoding="utf-8"))
     train = next(node for node in workflow["nodes"] if node["id"] == TRAIN)
     train["widgets_values"][:5] = [f"photographs {how}", STEPS, 0, 1, 64]  # epochs, batch_size, resolution
+    drawn = next(node for node in workflow["nodes"] if node["type"] == "AtelierSample")
+    drawn["widgets_values"][DRAWN] = 2
     editor.load(workflow)
 
     # In: 30 photographs with 28 captions, and a zip with two more.
@@ -91,7 +95,21 @@ def test_photographs_are_dropped_captioned_masked_and_trained(editor, server) ->
     assert (folder / "01.txt").read_text(encoding="utf-8") == "a slope that falls"
     editor.screenshot(f"photographs-captioned-{how}")
 
-    # The mask of one.
+    if pytestconfig.getoption("thorough"):  # in every run test_one_picture.py does so
+        mask_one(editor, view, folder, how)
+    view.get_by_role("button", name="Close").click()
+    page.wait_for_function(LOOK, arg="32 pictures")
+
+    # And run.
+    editor.alone(TRAIN)
+    page.get_by_role("button", name="Run", exact=True).first.click()
+    page.locator(".atelier-status:visible").get_by_text(f"Finished after {STEPS} steps").first.wait_for()
+    editor.screenshot(f"photographs-trained-{how}")
+
+
+def mask_one(editor, view, folder: Path, how: str) -> None:
+    """Paint the mask of the picture that is chosen."""
+    page = editor.page
     view.get_by_role("button", name="Focus, mask…").click()
     one = page.get_by_role("dialog", name=f"Pictures of {folder.name}")
     one.get_by_role("button", name="Paint the mask").click()
@@ -110,11 +128,3 @@ def test_photographs_are_dropped_captioned_masked_and_trained(editor, server) ->
     assert [path.name for path in folder.glob("*-masklabel.png")] == ["01-masklabel.png"]
     one.get_by_role("button", name="Close").click()
     view.get_by_text("32 of 32 shown").wait_for()
-    view.get_by_role("button", name="Close").click()
-    page.wait_for_function(LOOK, arg="32 pictures")
-
-    # And run.
-    editor.alone(TRAIN)
-    page.get_by_role("button", name="Run", exact=True).first.click()
-    page.locator(".atelier-status:visible").get_by_text(f"Finished after {STEPS} steps").first.wait_for()
-    editor.screenshot(f"photographs-trained-{how}")
