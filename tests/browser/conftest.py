@@ -83,14 +83,12 @@ ALONE = """id => {
 # The renderer that a newcomer of each frontend sees; the other two pairs are for --thorough.
 STARTS_WITH = {"comfyui": "litegraph", "newest": "vue"}
 # What a frontend does in its own way, which both show in every run: all that opens, each node with its values, what the
-# page touches, a sentence on a node and outside of a subgraph, a node that draws, what is dropped on the canvas.
+# page touches, a sentence on a node and outside of its subgraph, a node that draws, what is dropped on the canvas.
 ON_BOTH = (
     "test_first_sight",
     "test_frontend",
-    "test_a_failure_stands_on_its_node_until_it_is_mended",
     "test_a_failure_in_a_subgraph_stands_on_its_outside_too",
     "test_the_node_draws_the_curve_that_its_widgets_describe",
-    "test_a_drop_becomes_a_folder_that_the_node_reads",
     "test_a_dropped_file_becomes_a_graph_with_a_report",
 )
 # Of these, what a frontend does with our files in its own way, yet the newest shows it.
@@ -102,10 +100,14 @@ ON_NEWEST = (
 )
 # Of all others the answer is the server's or our page's: one frontend shows it, which is the newest but for these.
 ON_COMFYUIS = ("test_what_a_restart_cut_off_is_offered_until_it_is_answered",)
-# Tests of values alone: the renderer that draws them is the quicker one, on both frontends.
+# Tests of values, and of pages that lie over the graph: the renderer of that is the quicker one, on both frontends.
 OF_VALUES = (
+    "test_dataset_page",
+    "test_one_picture",
+    "test_presets",
+    "test_runs",
+    "test_each_copy_of_a_template_is_a_workflow_of_its_own",
     "test_every_node_and_option_queues_what_it_shows_also_when_opened_again",
-    "test_every_preset_is_set_as_its_table_says",
 )
 
 
@@ -122,7 +124,7 @@ def pytest_itemcollected(item: pytest.Function) -> None:
     fixed = any(mark.args[0] == "opened" and len(mark.args[1]) == 1 for mark in item.iter_markers("parametrize"))
     if fixed or "opened" not in chosen:
         return
-    seen = "litegraph" if item.originalname in OF_VALUES else STARTS_WITH[chosen["server"]]
+    seen = "litegraph" if not names.isdisjoint(OF_VALUES) else STARTS_WITH[chosen["server"]]
     if chosen["opened"] != seen:
         item.add_marker(pytest.mark.thorough)
 
