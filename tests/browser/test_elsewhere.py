@@ -103,35 +103,53 @@ def test_what_a_restart_cut_off_is_offered_until_it_is_answered(editor, visitor,
     kept, thorough = server.base / "user" / "__atelier" / "queue", pytestconfig.getoption("thorough")
     offer = page.locator(".atelier-pending")
 
-    def restart(count: int) -> None:
+    def restart() -> None:
         """End what is in the queue; in every run without a restart, of which test_train.py has one."""
-        while len(files := sorted(kept.glob("*.json"))) < count:
+        while len(files := sorted(kept.glob("*.json"))) < 2:
             editor.settle()
         if thorough:
             server.kill()
             server.start()
             return
-        left, ended = [file.read_text(encoding="utf-8") for file in files], uuid.uuid4().hex
+        left.extend(file.read_text(encoding="utf-8") for file in files)
         comfy.request("/queue", {"clear": True})
         comfy.request("/interrupt", {})
         while list(kept.glob("*.json")):
             editor.settle()
+        as_after_a_restart()
+
+    def as_after_a_restart() -> None:
+        ended = uuid.uuid4().hex
         (kept / f"{ended}.lock").touch()  # as of a ComfyUI that was killed
         for number, text in enumerate(left):
             (kept / f"{ended}-{number:06}.json").write_text(text, encoding="utf-8")
         editor.run("() => window.app.api.dispatchCustomEvent('reconnected')")
 
+    def queue_both() -> None:
+        for name in ("cut off", "queued"):
+            editor.load(training(name, "00000000-1111-4222-8333-888888888888"))
+            editor.run(f"async () => await window.app.queuePrompt(0, 1, ['{TRAIN}'])")
+        page.wait_for_function(STATUS, arg="^step")
+
+    left: list[str] = []
     earlier = [prompt["name"] for prompt in comfy.get("/atelier/pending")["prompts"]]  # of other tests here
     comfy.request("/atelier/pending/drop", {"names": earlier})
-    for name in ("cut off", "queued"):
-        editor.load(training(name, "00000000-1111-4222-8333-888888888888"))
-        editor.run(f"async () => await window.app.queuePrompt(0, 1, ['{TRAIN}'])")
-    page.wait_for_function(STATUS, arg="^step")
-    restart(2)
+    queue_both()
+    restart()
     offer.get_by_text("2 runs were not finished: cut off, queued.").wait_for()
     for renderer in RENDERERS:
         editor.render(vue=renderer == "vue")
         editor.screenshot(f"offer-{renderer}-{editor.version}")
+    editor.render(vue=False)
+    offer.get_by_role("button", name="Dismiss").click()
+    offer.wait_for(state="detached")
+    assert comfy.get("/atelier/pending")["prompts"] == [] and not list(kept.glob("*.json"))
+
+    if thorough:
+        queue_both()
+        restart()
+    else:
+        as_after_a_restart()
     tabs = [editor.page]
     if thorough:
         tabs.append(visitor.new_page())
@@ -145,10 +163,3 @@ def test_what_a_restart_cut_off_is_offered_until_it_is_answered(editor, visitor,
     while not (queue := comfy.get("/queue"))["queue_running"] or len(queue["queue_pending"]) != 1:
         editor.settle()
     assert queue["queue_pending"][0][4] == [str(TRAIN)]  # what was to be executed, and no more
-    page.wait_for_function("name => document.querySelector('.atelier-status')?.textContent.startsWith('step')")
-
-    restart(2)
-    offer.get_by_role("button", name="Dismiss").click()
-    offer.wait_for(state="detached")
-    assert comfy.get("/atelier/pending")["prompts"] == [] and not list(kept.glob("*.json"))
-    editor.render(vue=False)

@@ -30,7 +30,7 @@ QUEUE = """async () => {
 }"""
 
 
-@pytest.mark.parametrize("opened", ["vue"], indirect=True)  # the dialog is the same in both renderers
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)  # the dialog is the same in both renderers
 def test_the_page_asks_once_for_a_foreign_folder(editor, server: ComfyServer, tmp_path: Path) -> None:
     allowed = server.base / "user" / "__atelier" / "allowed_folders.txt"
     folder = draw_pictures(tmp_path / "private")

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.browser
 LIMIT = "Atelier.KeptLimit"
 
 
-@pytest.mark.parametrize("opened", ["vue"], indirect=True)  # the dialog is the same in both renderers
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)  # the dialog is the same in both renderers
 def test_the_limit_of_the_cache_is_a_setting(editor, comfy: ComfyClient) -> None:
     assert editor.run("id => window.app.extensionManager.setting.get(id)", LIMIT) == 20
     editor.run("id => window.app.extensionManager.setting.set(id, 5)", LIMIT)
