@@ -283,7 +283,7 @@ TRAINED = {  # a network, and the layers of its blocks that a LoRA cannot change
 # Layers and blocks as another case has them; what an object keeps is seen where it is resumed.
 LIKE_OTHERS = (
     *("a norm in its layers", "layers that take a scale", "keys kept in an object", "blocks of two kinds in turn"),
-    *("layers called by keyword", "blocks whose signature is asked for", "complex numbers between blocks"),
+    *("layers called by keyword", "blocks whose signature is asked for"),
     *("counts that blocks write into", "objects with dictionaries"),
 )
 
@@ -301,7 +301,8 @@ def test_it_is_trained_recomputed_and_drawn_with_as_its_file(case, link, picture
     drawn = drawn_with(live_of(base), whole.tensors)
     assert case in STALE or (whole.samples - drawn).abs().max() <= 1.5 / 255
     config = sampled(link(network), pictures).replace(memory=MemoryConfig(checkpointing="full"))
-    recomputed, _ = run(config, tmp_path / "recomputed")
+    recomputed, notes = run(config, tmp_path / "recomputed")
+    assert case in STALE or not any("gradient checkpointing stays off" in note for note in notes), notes
     assert recomputed.losses == pytest.approx(whole.losses, rel=1e-4)
     pairs = [(tensor.double(), recomputed.tensors[name].double()) for name, tensor in whole.tensors.items()]
     difference = sum((one - other).square().sum() for one, other in pairs)
