@@ -34,6 +34,7 @@ INTERVAL = 0.2  # seconds between two looks at the queue, while there is a promp
 MOST, LARGEST = 100, 2**20  # prompts that are remembered; bytes of one with its workflow
 EVENT = "atelier.pending"  # tells pages that another one has answered
 TRAIN = "AtelierTrain"
+PARTS = ("class_type", "inputs", "_meta")  # of a prompt's node
 SESSION = uuid.uuid4().hex  # begins the names of this ComfyUI's files
 
 
@@ -83,7 +84,8 @@ class _Watch:
 
     def _write(self, item: Any, user: str) -> bool:
         """Write a prompt that trains into a file; tell whether it was."""
-        number, name, prompt, extra, outputs = item[:5]
+        number, name, running, extra, outputs = item[:5]
+        prompt = _as_queued(running)
         if not any(node["class_type"] == TRAIN for node in prompt.values()):
             return False
         workflow = (extra.get("extra_pnginfo") or {}).get("workflow")
@@ -103,6 +105,11 @@ class _Watch:
             return False
         _forget_same(user, prompt)
         return True
+
+
+def _as_queued(prompt: dict[str, Any]) -> dict[str, Any]:
+    """Give the nodes of a prompt without what ComfyUI notes in them while it runs, such as `is_changed`."""
+    return {name: {key: node[key] for key in PARTS if key in node} for name, node in prompt.items()}
 
 
 _watch = _Watch()

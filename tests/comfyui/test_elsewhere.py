@@ -1,6 +1,7 @@
 """Runs beyond one page: the command of a run, a run that a shell trains, and what a restart cut off."""
 
 import json
+import math
 import shlex
 import signal
 import subprocess
@@ -246,6 +247,26 @@ def test_questions_at_the_same_moment_find_the_same(comfy_modules: Any, monkeypa
         (tmp_path / name).touch()
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: pending._left(), range(8))) == [[tmp_path / "ended-000001.json"]] * 8
+
+
+def test_what_comfyui_notes_in_a_prompt_that_runs_is_none_of_it(comfy_modules: Any, monkeypatch, tmp_path) -> None:
+    """A run may begin before it is looked at: it is remembered as it was queued, and known again by that."""
+    from lora_atelier.nodes.comfyui import pending
+
+    told: list[int] = []
+    monkeypatch.setattr(pending, "folder", lambda: tmp_path)
+    monkeypatch.setattr(pending, "_lock", None)
+    monkeypatch.setattr(pending, "tell_pages", lambda: told.append(1))
+    prompt = {"train": {"class_type": pending.TRAIN, "inputs": {"name": "moss"}, "_meta": {"title": "Train"}}}
+    before = {"user": "me", "number": 1, "prompt": prompt, "workflow": None, "outputs": ["train"]}
+    (tmp_path / "ended.lock").touch()
+    (tmp_path / "ended-000001.json").write_text(json.dumps(before), encoding="utf-8")
+    running = {"train": {**prompt["train"], "is_changed": [math.nan]}}
+    assert pending._Watch()._write((1, "its id", running, {}, ["train"]), "me")
+    (kept,) = tmp_path.glob("*.json")
+    assert kept.stem.startswith(pending.SESSION) and json.loads(kept.read_text(encoding="utf-8")) == before
+    assert told == [1]
+    pending._lock.release()
 
 
 def test_the_line_of_several_gpus_and_of_files_elsewhere(comfy_modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
