@@ -53,7 +53,7 @@ def run(comfy_modules: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Return a run, in a folder that holds all that the page has written."""
     from lora_atelier.nodes.comfyui import allowed, folders, server
 
-    monkeypatch.setattr(folders, "lora_file", lambda name, folder: tmp_path / "loras" / f"{name}.safetensors")
+    monkeypatch.setattr(folders, "lora_file", lambda name, *_: tmp_path / "loras" / f"{name}.safetensors")
     monkeypatch.setattr(folders, "embeddings_folder", lambda: tmp_path / "words")
     monkeypatch.setattr(folders, "shelves", lambda: [tmp_path / "loras"])
     monkeypatch.setattr(allowed, "list_file", lambda: tmp_path / "user" / "allowed.txt")

@@ -325,7 +325,7 @@ def test_cancel_is_heard_while_a_lora_is_copied_and_checked(comfy_modules, tool:
             raise Cancel
 
     monkeypatch.setattr(comfy_modules.model_management, "throw_exception_if_processing_interrupted", cancelled)
-    monkeypatch.setattr(folders, "lora_file", lambda name, _: tmp_path / f"{name}.safetensors")
+    monkeypatch.setattr(folders, "lora_file", lambda name, *_: tmp_path / f"{name}.safetensors")
     for module in (save_lora, tools):
         monkeypatch.setattr(module, "layers_of", checked)
     lora = {"x.alpha": torch.tensor(1.0)}
