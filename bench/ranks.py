@@ -164,6 +164,7 @@ def render(rounds: list[dict[str, Any]], name: str, title: str, command: str, st
     near = [b["seconds"] / (2 * a["seconds"]) for a, b in zip(twos, aparts, strict=True)]
     share = [own(row) / row["seconds"] for row in twos]
     encoding = [each["1"]["encoding"] / each["2"]["encoding"] for each in rounds]
+    apart = [2 * each["1"]["encoding"] / each["apart"]["encoding"] for each in rounds]
     sent = [row["bytes"] / rounds[0]["2"]["bytes"] for row in twos]
     loads = ", ".join(f"{part['machine']['load']:g}" for each in rounds for part in each.values())
     lines = [
@@ -176,6 +177,7 @@ def render(rounds: list[dict[str, Any]], name: str, title: str, command: str, st
         *ratios_head(),
         verdict(build_ratio("steps per second, two processes / one", speed, least=SPEED), targets),
         verdict(build_ratio("pictures encoded per second, two processes / one", encoding, least=ENCODING), targets),
+        verdict(build_ratio("pictures encoded per second, two runs at once that share nothing / one", apart), targets),
         verdict(build_ratio("steps per second, two runs at once that share nothing / one", limit), targets),
         verdict(build_ratio("steps per second, two processes / two runs at once", near), targets),
         verdict(build_ratio("share of a step: bookkeeping and the sum", share, most=SHARE), targets),
