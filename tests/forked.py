@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from multiprocessing.context import BaseContext
@@ -24,8 +25,9 @@ from pathlib import Path
 import warm
 
 TESTS = Path(__file__).parent
-# Elsewhere large libraries do not survive a fork, or there is none. Nor does a GPU that one of them has asked for.
-POSSIBLE = warm.POSSIBLE and not Path("/dev/nvidiactl").exists()
+# Elsewhere large libraries do not survive a fork, or there is none. Nor does a GPU that one of them has asked for. A
+# socket's path has at most 107 characters.
+POSSIBLE = warm.POSSIBLE and not Path("/dev/nvidiactl").exists() and len(tempfile.gettempdir()) < 80
 
 
 def source(folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], str]:
