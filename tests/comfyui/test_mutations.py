@@ -47,6 +47,7 @@ FOUND = [  # faults that odd prompts have revealed: a node of the prompt `others
     ("lora", {"include": "\ud800"}, "include of LoRA Config has a character that no text can have; type it again."),
     ("images", {"captions": "a\udfff"}, "captions of Concept from Images has a character that no text can have"),
     # a link into an input that there is not
+    ("drawn", {"nothing": ["words", 0], "of.prompt": "#"}, "prompt of Drawn Pictures is empty; write a prompt of"),
     pytest.param("memory", {"nothing": ["words", 0]}, None, marks=pytest.mark.thorough),
     pytest.param("optimizer", {"name.nothing": ["words", 0]}, None, marks=pytest.mark.thorough),
     ("lora", {"algorithm.algorithm": ["words", 0], "self": ["words", 0]}, None),
