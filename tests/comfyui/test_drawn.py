@@ -53,6 +53,13 @@ def test_pictures_are_drawn_of_captions_and_trained_beside_the_others(
         assert file.metadata()["ss_num_reg_images"] == "3"
 
 
+def test_pictures_of_a_prompt_are_a_dataset_of_their_own(comfy: ComfyClient) -> None:
+    result = comfy.queue(graph({"of": "prompts", "of.prompt": "a red circle"}, role="train"))
+    assert result.ok, result.error
+    (said,) = result.outputs["see"]["text"]
+    assert said.count("ConceptConfig(") == 1 and "role='train'" in said
+
+
 def test_wrong_input_gets_one_sentence(comfy: ComfyClient, pictures: Path) -> None:
     def said(of: dict[str, str], **inputs: object) -> str:
         return str(comfy.queue(graph(of, **inputs)).error)
