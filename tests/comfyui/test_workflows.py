@@ -109,6 +109,9 @@ def check_fit(info: dict, nodes: dict, links: list) -> None:
             for name, spec in widgets.items():
                 if name not in OF_THE_MACHINE:
                     assert allowed(spec, taken[name]), f"{node['type']}.{name}: {taken[name]!r}"
+            needed = schema["input"].get("required", {}).keys() - widgets.keys()
+            linked = {each["name"] for each in node["inputs"] if each.get("link") is not None}
+            assert needed <= linked, f"nothing leads to {sorted(needed - linked)} of {node['type']}"
         else:  # a note, or what stands for a subgraph
             assert node["type"] in NOTES or "-" in node["type"]
     for link, source, output, target, slot, kind in links:
