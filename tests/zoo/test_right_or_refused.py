@@ -76,7 +76,6 @@ AS_OTHERS = (
     odd.Compiled,
     odd.GuidesItself,
     odd.InInt8,
-    odd.InComplex,
     odd.WritesOut,
     odd.WrongBackward,
     odd.TiedUnseen,
