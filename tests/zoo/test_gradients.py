@@ -128,7 +128,7 @@ def test_every_level_of_checkpointing_gives_the_gradients_of_none(name):
             assert apart(trial.gradients(), expected) < 1e-9, level
 
 
-ONE_BUFFER = ("flux_dev", "wan21_t2v")
+ONE_BUFFER = ("flux_dev", "wan21_t2v", "odd_convolutions")  # whose norms keep their weights, each another class
 
 
 @pytest.mark.parametrize("name", [*ONE_BUFFER, *again(*(name for name in ZOO if name not in ONE_BUFFER))])
