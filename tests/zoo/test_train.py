@@ -47,11 +47,7 @@ LARGE = {"pixart_sigma": 384, "pixart_alpha": 384, "cascade_c": 128, "cascade_b"
 # Rows whose runs go a way of their own: each kind of prediction, of size, of latents and of refusal, and an odd one.
 OWN_WAYS = (
     *OF_EACH_KIND.values(),
-    *(
-        "wan21_t2v",
-        "wan21_i2v",
-        "cogvideox",
-    ),
+    *("pixart_sigma", "wan21_t2v", "wan21_i2v", "cogvideox"),
     "odd_written",
 )
 ROWS = [*(name for name in OWN_WAYS if name in ZOO), *again(*(name for name in ZOO if name not in OWN_WAYS))]
