@@ -117,7 +117,7 @@ NAMED_BY_DIFFUSERS = [  # files whose names ComfyUI does not know, or not all of
     ("ltxv", "diffusers", "transformer.", "transformer_blocks.0.attn1.to_q transformer_blocks.1.ff.net.2 proj_in"),
     ("cosmos_predict2", "diffusers", "transformer.", "transformer_blocks.0.attn1.to_q transformer_blocks.1.ff.net.2"),
 ]
-# In every run: each way to name a trainer's tensors, and each architecture once.
+# In every run: each way to name a trainer's tensors, also where ComfyUI knows none, and each architecture once.
 AS_OTHERS = [
     ("flux_dev", "diffusers"),
     ("flux2_klein", "ai-toolkit"),
@@ -129,7 +129,6 @@ AS_OTHERS = [
     ("qwen_image", "ai-toolkit"),
     ("qwen_image", "OneTrainer"),
     ("hunyuan_video", "ai-toolkit"),
-    ("hunyuan_video", "OneTrainer"),
     ("wan21_t2v", "ai-toolkit"),
     ("wan21_t2v", "OneTrainer"),
     ("krea2", "ai-toolkit"),
