@@ -26,6 +26,8 @@ from lora_atelier.trainer_core.runs import find_runs
 
 CHANGES = ("replace", "fsync", "mkdir", "unlink", "rmdir", "open")  # of os; files are opened by io.open, too
 ENDINGS = r"[0-9a-f]{8,}|[0-9]+"  # of names, which differ from run to run
+# Where an unfinished file's folder stays behind in an unfinished save: nothing else here leaves one in a save.
+NESTED = ("rmdir", "loras/runs/lora-*/checkpoints/.*-*-*.tmp/.*-*-*.tmp")
 
 
 class Faulty:
@@ -107,7 +109,8 @@ def test_any_operation_on_the_disk_may_fail(small, tmp_path, lasting, pytestconf
     wrong = []
     # Else a tenth, each in one of the two ways: an operation on a kind of file has others beside it.
     first, step = (0, 1) if pytestconfig.getoption("thorough") else (10 * lasting, 20)
-    for place, number in list(places.items())[first::step]:
+    chosen = dict(list(places.items())[first::step]) | ({} if lasting else {NESTED: places[NESTED]})
+    for place, number in chosen.items():
         folder, notes = tmp_path / f"run-{number}", []
         with Faulty(folder, number, lasting=lasting).mounted():
             try:

@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 
 from .cancel import look
 from .disk_errors import describe_disk_error
-from .leftovers import TEMPORARY, remove, unfinished
+from .leftovers import TEMPORARY, remove, remove_leftovers, unfinished
 from .windows import patiently
 
 BLOCK = 1 << 20  # bytes read at once
@@ -64,6 +64,8 @@ def written_folder(path: Path) -> Iterator[Path]:
         temporary.mkdir()
         try:
             yield temporary
+            for folder in [*temporary.rglob("*"), temporary]:
+                remove_leftovers(folder)  # of files in it, which would go with it
             for entry in [*temporary.rglob("*"), temporary]:
                 _to_disk(entry)
             if path.exists():
