@@ -342,10 +342,10 @@ def test_a_folder_that_is_deleted_during_the_run_is_there_at_its_end(small, unin
 def test_where_windows_keeps_what_a_program_holds_the_run_ends_all_the_same(
     small, uninterrupted, tmp_path, monkeypatch
 ):
-    """A node has mapped the LoRA of the stop, and somebody a file that a killed process left."""
+    """A node has mapped the LoRA of the stop, and somebody a file that a killed process left; the run maps nothing."""
     monkeypatch.setattr(windows, "PATIENCE", 0.0)
     with rules():
-        (stopped,) = begun(small, tmp_path, 2).glob("loras/*-stopped-at-2.safetensors")
+        (stopped,) = begun(small, tmp_path, 1).glob("loras/*-stopped-at-1.safetensors")
         saves = the_run(tmp_path).path / "checkpoints"
         left = saves / ".00000000-1-0123456789abcdef.tmp"
         left.mkdir()
@@ -355,6 +355,7 @@ def test_where_windows_keeps_what_a_program_holds_the_run_ends_all_the_same(
         result = sessions.session(small, tmp_path, told)
         assert essence(result) == uninterrupted(small) and result.path.is_file() and stopped.is_file()
         assert [text for text in told if "is open elsewhere" in text]
+        # The save that it went on from is deleted in its turn.
         assert {each.name for each in saves.iterdir()} == {left.name, "step-00000002", "step-00000003"}
         del held
         with the_run(tmp_path).locked():
