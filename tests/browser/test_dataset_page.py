@@ -40,8 +40,14 @@ def draw(folder: Path, count: int) -> dict:
 
 def test_the_server_draws_few_pictures_at_once_and_none_that_left_sight(editor, server) -> None:
     workflow, page = draw(server.base / "input" / f"many_{editor.version}_{editor.vue}", 90), editor.page
-    held, free = [], []
-    page.route("**/pictures/view?*as=small*", lambda route: route.continue_() if free else held.append(route))
+    asked, free = [], []
+
+    def draw_small(route) -> None:
+        asked.append(route)
+        if free:
+            route.continue_()
+
+    page.route("**/pictures/view?*as=small*", draw_small)
     editor.load(workflow)
     page.wait_for_function("() => document.querySelector('.atelier-look [role=status]')?.textContent.includes('90')")
     editor.run(OPEN)
@@ -51,13 +57,14 @@ def test_the_server_draws_few_pictures_at_once_and_none_that_left_sight(editor, 
     for _ in range(6):
         page.keyboard.press("PageDown")
         editor.settle()
-    assert len(held) == 6
+    assert len(asked) == 6
     free.append(True)
-    for each in held:
+    for each in asked[:6]:
         each.continue_()
     page.wait_for_function(FILLED)
     page.unroute("**/pictures/view?*as=small*")
-    assert 9 < len(editor.run(SHOWN)) < 60
+    assert 9 < (shown := len(editor.run(SHOWN))) < 60
+    assert len(asked) <= 6 + shown
     page.keyboard.press("Escape")
     view.wait_for(state="detached")
 
