@@ -22,8 +22,6 @@ Conditions = TypeVar("Conditions", bound="Sliceable")
 Unit = tuple[nn.Module, int]  # a repeated block, and the lowest gradient checkpointing level that recomputes it
 BASE = "BASE"  # in a list of blocks: layers of text encoders, and of blocks that the list does not name
 Prediction = Literal["epsilon", "v_prediction", "flow", "x0", "affine"]
-# What the code of some models raises for pictures below a size.
-TOO_SMALL = (ArithmeticError, AssertionError, IndexError, RuntimeError, ValueError)
 
 
 class Sliceable(Protocol):

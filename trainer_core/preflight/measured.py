@@ -33,7 +33,7 @@ from ..memory import (
     rungs,
 )
 from ..models import BaseModel, Conditioning, Host, LatentFormat, differentiable, word_ids
-from ..models.base import NOTHING, TOO_SMALL, Shown
+from ..models.base import NOTHING, Shown
 from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
 from ..networks.rounded import rounding_layers
@@ -94,7 +94,7 @@ def measure_peak(
 
     try:
         return measured(SHARES[0])
-    except TOO_SMALL as error:
+    except (ArithmeticError, AssertionError, IndexError, RuntimeError, ValueError) as error:
         if isinstance(error, RuntimeError) and out_of_memory(error):
             raise
         return measured(SHARES[1])  # some models take no pictures below a size

@@ -12,8 +12,7 @@ from ..common.rng import generator
 from ..common.wording import count
 from ..config import OptimizerConfig, TrainConfig, setting
 from ..data.plan import MicroBatch, Plan, Sample
-from ..memory import in_parts, out_of_memory
-from ..models.base import TOO_SMALL, Prediction
+from ..memory import in_parts
 from ..objective import draws_at, strengths
 from ..objective.loss import sample_losses
 from ..optim import averaged, averages, describe
@@ -227,21 +226,26 @@ def losses_at(run: Run, read: ReadConditioning, at: Sequence[int]) -> Iterator[t
 @torch.no_grad()
 def check_prediction(run: Run, read: ReadConditioning) -> list[str]:
     """Warn when the model's output for the middle of the first picture is clearly of the other kind (epsilon or v)."""
-    path, base = run.objective.path, run.base
-    kinds: tuple[Prediction, ...] = ("epsilon", "v_prediction")
+    path, device, base = run.objective.path, run.device, run.base
+    kinds = ("epsilon", "v_prediction")
     if path.kind not in kinds:
         return []
     samples = run.plan.step(0)[0].samples[:1]
     run.encode(samples)
-    whole = run.encoded.latents(samples[0])[0][None]
-    # What some models see beside their latents has the picture's size.
-    seen = whole if base.inpainting or base.controls else _middle(whole)
-    try:
-        errors = _errors(run, samples, seen, kinds, read)
-    except TOO_SMALL as error:
-        if seen is whole or (isinstance(error, RuntimeError) and out_of_memory(error)):
-            raise
-        errors = _errors(run, samples, whole, kinds, read)
+    latents = run.encoded.latents(samples[0])[0][None]
+    # A linked model may take no small picture; what some see beside their latents has the picture's size.
+    if not (base.host or base.inpainting or base.controls):
+        latents = _middle(latents)
+    noise = torch.randn(latents.shape, generator=generator(run.config.train.seed, "kind", 0)).to(device)
+    latents = latents.to(device)
+    # Where epsilon and v differ, and a model can predict both.
+    levels = torch.full((1,), base.levels.at(0.5, len(path)))
+    drawn = draws_at(latents, noise, levels, path.at(levels, device))
+    prediction = run.passing(samples, drawn, read).without_gradients()
+    errors = {
+        kind: float(sample_losses(prediction, path.at(levels, device, kind).target(latents, noise)).mean())
+        for kind in kinds
+    }
     chosen = errors.pop(path.kind)
     ((kind, other),) = errors.items()
     if not (other < CLEAR_ERROR and chosen > 2 * other):
@@ -251,23 +255,6 @@ def check_prediction(run: Run, read: ReadConditioning) -> list[str]:
         f"{base.name} behaves like a model that predicts {kind}, not {path.kind} (error {other:.2f} against "
         f"{chosen:.2f}). Unless that is meant, stop and set {remedy}."
     ]
-
-
-def _errors(
-    run: Run, samples: Sequence[Sample], latents: Tensor, kinds: Sequence[Prediction], read: ReadConditioning
-) -> dict[Prediction, float]:
-    """Compute the mean squared error of one prediction, taken as of each kind; latents: (1, C, *axes)."""
-    path, device = run.objective.path, run.device
-    noise = torch.randn(latents.shape, generator=generator(run.config.train.seed, "kind", 0)).to(device)
-    latents = latents.to(device)
-    # Where epsilon and v differ, and a model can predict both.
-    levels = torch.full((1,), run.base.levels.at(0.5, len(path)))
-    drawn = draws_at(latents, noise, levels, path.at(levels, device))
-    prediction = run.passing(samples, drawn, read).without_gradients()
-    return {
-        kind: float(sample_losses(prediction, path.at(levels, device, kind).target(latents, noise)).mean())
-        for kind in kinds
-    }
 
 
 def _middle(latents: Tensor) -> Tensor:
