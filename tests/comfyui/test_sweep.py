@@ -44,6 +44,7 @@ def test_each_value_is_a_run_and_all_are_in_one_table(comfy: ComfyClient, server
     assert result.ok, result.error
     again = list(csv.DictReader(io.StringIO(result.outputs["table"]["text"][0])))
     assert again[0]["run"] == table[1]["run"] and len(again) == 2
+    assert result.outputs["best"]["text"] == ["1e-5"] == [lowest]  # the last before, now the first
 
 
 def test_a_loop_around_train_lora_trains_each_turn_once(comfy: ComfyClient, pictures: Path) -> None:
