@@ -15,6 +15,17 @@ from lora_atelier.trainer_core.runs import RunFolder
 
 BASE, CONCEPT, MASKS, PREVIEW, OPTIMIZER, LORA, TRAIN, SHOWN, SAVES = 2, 3, 4, 5, 7, 9, 12, 14, 22  # ids in the tour
 TRAINING = (BASE, CONCEPT, MASKS, TRAIN, SAVES)
+# Of new nodes: the height as shown, what all inputs need, and what the file says.
+HEIGHTS = """async names => {
+    const { graph } = window.app, found = [];
+    for (const name of names) {
+        const node = window.LiteGraph.createNode(name);
+        graph.add(node);
+        found.push(node.computeSize()[1]);
+    }
+    for (let frame = 0; frame < 20; frame++) await new Promise(done => requestAnimationFrame(done));
+    return graph.nodes.map((node, i) => [node.size[1], found[i], graph.serialize().nodes[i].size[1]]);
+}"""
 
 
 def part(*kept: int) -> dict[str, Any]:

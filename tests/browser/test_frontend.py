@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from in_editor import BASE, CONCEPT, MASKS, PREVIEW, SHOWN, TRAIN, part
+from in_editor import BASE, CONCEPT, HEIGHTS, MASKS, PREVIEW, SHOWN, TRAIN, part
 from opened_files import QUEUED, UNKNOWN, inputs
 from prompts import DYNAMIC_COMBO, to_prompt
 from safetensors.torch import save
@@ -75,18 +75,6 @@ def test_the_editor_has_what_the_page_touches(editor) -> None:
     assert len(names) > 20 and set(editor.run(GONE, names)) <= late
 
 
-HEIGHTS = """async names => {
-    const { graph } = window.app, found = [];
-    for (const name of names) {
-        const node = window.LiteGraph.createNode(name);
-        graph.add(node);
-        found.push(node.computeSize()[1]);
-    }
-    for (let frame = 0; frame < 20; frame++) await new Promise(done => requestAnimationFrame(done));
-    return graph.nodes.map((node, i) => [node.size[1], found[i], graph.serialize().nodes[i].size[1]]);
-}"""
-
-
 @pytest.mark.parametrize("opened", ["vue"], indirect=True)
 def test_a_node_is_as_tall_as_what_it_shows_and_its_file_says_as_before(editor) -> None:
     """Else a workflow that was only looked at would be called changed, and asked about when it is closed."""
@@ -122,14 +110,14 @@ def test_a_button_of_the_preview_writes_names_into_the_concept(editor) -> None:
         const concept = of("AtelierConceptDataset");
         of("AtelierDatasetPreview").onExecuted({ leave_out: [{ kind, nodes: { [concept.id]: names } }] });
     }"""
-    for kind, names in (("blurred", ["a.png"]), ("near-duplicates", ["a.png", "b? c.png"])):
+    for kind, names in (("blurred", ["a.png", "d.png"]), ("near-duplicates", ["a.png", "b? c.png"])):
         editor.run(written, [kind, names])
         button = editor.page.locator(".atelier-leave-out button")
         button.wait_for()
         button.dispatch_event("click")
     value = """() => window.app.graph.nodes.find(node => node.comfyClass === "AtelierConceptDataset")
         .widgets.find(widget => widget.name === "leave_out").value"""
-    assert editor.run(value) == "a.png, b? c.png"
+    assert editor.run(value) == "a.png, d.png, b? c.png"
 
 
 UPLOAD = """async ([name, bytes]) => {

@@ -9,7 +9,7 @@ import re
 import shutil
 
 import pytest
-from in_editor import finished
+from in_editor import HEIGHTS, finished
 from looks import faint, faults
 from train_graph import draw_pictures
 
@@ -226,3 +226,8 @@ def test_a_first_walk(walker, server: ComfyServer, pytestconfig) -> None:
     assert (server.base / "models" / "loras" / "taken" / f"{name}.safetensors").is_file()
     editor.run(TAB)
     assert found == {}, json.dumps(found, indent=1)
+
+    if editor.vue:  # the page was loaded anew with Nodes 2.0, where other tests change the renderer of an open one
+        editor.run("() => window.app.graph.clear()")
+        for shown, taken, written in editor.run(HEIGHTS, ["AtelierSaves"]):
+            assert shown < taken <= written
