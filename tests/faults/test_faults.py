@@ -109,7 +109,7 @@ def test_cancel_in_any_phase_keeps_the_lora_so_far_and_says_where(scene, uninter
     whole = uninterrupted(scene)
     kinds = moments_of(scene, tmp_path / "count")
     places = {place[:2]: number for number, place in enumerate(kinds)}  # the last of each
-    # Else only where the core asks in these phases: other phases, and what is told in between, may raise it, too.
+    # Else only where the core asks in these phases: other phases, and reports between them, may raise it, too.
     asked = {(operation, part) for operation, part in places if operation in TELLING}
     if not pytestconfig.getoption("thorough"):
         asked = {("check", part) for part in PHASES}

@@ -24,10 +24,10 @@ ANEW: dict[Any, Callable[..., Any]] = {
 
 
 def out_of_place(program: GraphModule) -> GraphModule:
-    """Replace what writes into tensors, in place, and return the program.
+    """Replace the calls of a program that write into tensors, and return the same program.
 
-    Whatever reads such a tensor afterwards reads the new one. A view from before the write does not see it, which a
-    comparison with the pass as it is written must tell.
+    Later calls read the new tensor. A view from before the write does not see it: the caller compares the first pass
+    with the uncompiled one.
     """
     for node in list(program.graph.nodes):
         if (written := _written(node)) is not None:
@@ -65,7 +65,7 @@ def _users_after(written: Node, node: Node) -> list[Node]:
 
 
 def _anew(node: Node, written: Node) -> Node:
-    """Let a call compute a new tensor, and return what holds it."""
+    """Let a call compute a new tensor, and return the node of that tensor."""
     graph = node.graph
     if node.target is operator.setitem:
         with graph.inserting_before(node):
