@@ -34,7 +34,7 @@ INTERVAL = 0.2  # seconds between two looks at the queue, while there is a promp
 MOST, LARGEST = 100, 2**20  # prompts that are remembered; bytes of one with its workflow
 EVENT = "atelier.pending"  # tells pages that another one has answered
 TRAIN = "AtelierTrain"
-PARTS = ("class_type", "inputs", "_meta")  # of a prompt's node
+NODE_KEYS = ("class_type", "inputs", "_meta")  # what a node of a prompt is queued with
 SESSION = uuid.uuid4().hex  # begins the names of this ComfyUI's files
 
 
@@ -109,7 +109,7 @@ class _Watch:
 
 def _as_queued(prompt: dict[str, Any]) -> dict[str, Any]:
     """Give the nodes of a prompt without what ComfyUI notes in them while it runs, such as `is_changed`."""
-    return {name: {key: node[key] for key in PARTS if key in node} for name, node in prompt.items()}
+    return {name: {key: node[key] for key in NODE_KEYS if key in node} for name, node in prompt.items()}
 
 
 _watch = _Watch()
