@@ -1,4 +1,8 @@
-"""All settings of a run: one frozen dataclass per node socket. Builders take them; mathematics gets plain values."""
+"""All settings of a run: one frozen dataclass per node socket. Builders take them; mathematics gets plain values.
+
+Each module holds the nodes of its name. Captions, masks, control pictures and buckets are in `dataset.py`, Noise & Loss
+in `objective.py`, Memory in `model.py`, Train LoRA in `run.py`. What a row is says `rows.py`; `forms/` orders inputs.
+"""
 
 from .algorithms import ALGORITHMS, instead_of
 from .base import Config

@@ -1,4 +1,8 @@
-"""Scan the folders of a dataset: find, decode and check every picture, with its caption and mask."""
+"""Scan the folders of a dataset: find, decode and check every picture and clip, with its caption, mask and controls.
+
+`folder.py` lists files, `index.py` knows those seen before, `pictures.py` decodes, `clips.py` chooses frames. Each file
+ends in `report.py`: trained, left out, or an error.
+"""
 
 from __future__ import annotations
 
