@@ -410,27 +410,23 @@ def test_an_expert_is_drawn_its_levels_as_often_among_each_other_as_without_one(
 @pytest.mark.parametrize("every", [0, 3])
 def test_a_step_is_one_experts_and_all_steps_together_have_the_distribution(every):
     """Micro-batches of a step share its side; by turns each side has half of the steps, and its own distribution."""
-    family = LevelDefaults(distribution="logit_normal", shift=3.0, sides=(Side(0, 873), Side(874, 999)))
-    objective = Objective(
-        ObjectiveConfig(), AffinePath(flow_noise()).noise, 3, dataclasses.replace(family, switch_every=every)
+    family = LevelDefaults(
+        distribution="logit_normal", shift=3.0, sides=(Side(0, 873), Side(874, 999)), switch_every=every
     )
-    steps, table = 1500, objective.probabilities((1, 1))
-    drawn = torch.stack(
-        [
-            objective.draw(
-                Batch(
-                    index=DrawIndex(micro_batch=2 * step + half, step=step),
-                    latents=torch.zeros(2, 1, 1, 1),
-                    weights=torch.ones(2),
-                ),
-                torch.device("cpu"),
-            ).levels
-            for step in range(steps)
-            for half in (0, 1)
-        ]
-    ).view(steps, 4)
-    high = drawn >= 874
+    noise = AffinePath(flow_noise()).noise
+
+    def levels(objective, step, half):
+        index = DrawIndex(micro_batch=2 * step + half, step=step)
+        batch = Batch(index=index, latents=torch.zeros(2, 1, 1, 1), weights=torch.ones(2))
+        return objective.draw(batch, torch.device("cpu")).levels
+
+    objective, steps = Objective(ObjectiveConfig(), noise, 3, family), 1500
+    drawn = torch.stack([levels(objective, step, half) for step in range(steps) for half in (0, 1)]).view(steps, 4)
+    high, table = drawn >= 874, objective.probabilities((1, 1))
     assert (high.all(1) | ~high.any(1)).all()
+    for first in range(20, 40):  # of a resumed run, whose steps are those of the whole one
+        resumed = Objective(ObjectiveConfig(), noise, 3, family)
+        assert levels(resumed, first, 0).tolist() == drawn[first, :2].tolist()
     if every:
         assert high[:, 0].tolist() == [step // 3 % 2 == 1 for step in range(steps)]
         return
