@@ -92,7 +92,7 @@ def passed(built, kind=""):
     return prediction, found
 
 
-@pytest.mark.parametrize("form", ["ConvRot", "float8", *again("int8")])
+@pytest.mark.parametrize("form", FORMATS)
 def test_a_file_in_8_bits_multiplies_bit_by_bit_as_comfyui_does(form):
     built, reference, kind = filed(form)
     outputs = {}
