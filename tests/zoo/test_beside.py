@@ -150,7 +150,11 @@ def test_an_inpainting_base_sees_mask_and_rest_as_by_comfyuis_node(row, inpaint_
         assert all(same(seen[name], wanted[name]) for name in seen)
 
 
-@pytest.mark.parametrize("row", ["flux_canny", "wan21_i2v", *again(*CONTROLLED)])
+# One picture, a first frame, one that may be left out, and two pictures.
+SHOWN = [row for row in ("flux_canny", "wan21_i2v", "hunyuan_video15", "wan21_fun_control") if row in READS]
+
+
+@pytest.mark.parametrize("row", [*SHOWN, *again(*(row for row in CONTROLLED if row not in SHOWN))])
 def test_a_control_base_sees_the_picture_as_by_comfyuis_node(row, monkeypatch):
     config = linked(row)
     live = live_of(config)
