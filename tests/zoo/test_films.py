@@ -107,7 +107,7 @@ def test_the_rows_of_models_of_clips_have_the_frames_of_comfyuis_latents():
         base = source_of(linked(name)).outline()
         form = base.wired.model.model.latent_format
         of_clips = form.temporal_downscale_ratio if form.latent_dimensions > 2 else 0
-        assert base.latents.frames == base.defaults.clip_step == of_clips, name
+        assert base.latents.frames == base.defaults.clip_step == base.sampling.time == of_clips, name
         assert bool(of_clips) == (name != "kandinsky5_image")
 
 

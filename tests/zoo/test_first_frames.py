@@ -137,6 +137,7 @@ def kept_by_node(row, live, picture):
 def test_a_kept_first_frame_is_seen_without_noise_as_by_comfyuis_node(row, monkeypatch):
     config = linked(row)
     live, base = live_of(config), source_of(config).outline()
+    assert base.sampling.begins and base.sampling.keeps and base.controls.keeps and base.defaults.clip_keeps
     calls, own = [], live.model.model.apply_model
 
     def apply_model(x, t, **given):
