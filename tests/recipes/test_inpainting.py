@@ -1,10 +1,12 @@
 """Training inpainting models: what is stored and what each visit is told, and runs from start to file."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_models import checkpoint_tensors, tiny_unet
 from tiny_runs import change, run, tiny_config
@@ -55,8 +57,14 @@ def config(inpainting, pictures):
     )
 
 
-def test_each_visit_gets_its_mask_and_the_rest_of_its_picture(config, tmp_path):
+def test_each_visit_gets_its_mask_and_the_rest_of_its_picture(config, pictures, tmp_path):
     """White is painted: mid-grey before the autoencoder. Without a mask, or on visits without, all of it is."""
+    shutil.copytree(pictures, tmp_path / "half")
+    half = Image.new("L", (64, 64))
+    half.paste(255, (0, 0, 32, 64))  # so that a mirrored mask is another one
+    half.save(tmp_path / "half" / "2-masklabel.png")
+    concept = config.dataset.concepts[0].replace(folder=str(tmp_path / "half"))
+    config = config.replace(dataset=DatasetConfig(concepts=(concept,)))
     plan = build_plan(scan(config.dataset), config.dataset, config.train)
     base = load_base_model(config.base_model)
     with Cache(tmp_path) as cache:
@@ -76,12 +84,13 @@ def test_each_visit_gets_its_mask_and_the_rest_of_its_picture(config, tmp_path):
             rest = pixels(cut(load_picture(picture.path), sample.crop)).masked_fill(white, 0.0)
             mean, _ = encode_pixels(base.vae, rest[None], base.family.latent_scale)
             assert torch.equal(told[:, 1:], mean) and torch.equal(told[0, 0], white[0, ::8, ::8].float())
-            seen.add(f"mask {float(told[0, 0].mean())}")
+            mirrored = sample.crop.flip and 0 < told[0, 0].mean() < 1
+            seen.add(f"mask {float(told[0, 0].mean())}{', mirrored' if mirrored else ''}")
         else:
             assert torch.equal(told, encode_blank(base.vae, (width, height), base.family.latent_scale))
             assert (told[:, 0] == 1).all()
             seen.add("no mask" if picture.mask is None else "visit without")
-    assert seen == {"mask 0.0", "mask 1.0", "no mask", "visit without"}
+    assert seen == {"mask 0.0", "mask 1.0", "mask 0.5, mirrored", "no mask", "visit without"}
     asked = {s.view if s.use_mask else s.crop.bucket for s in samples}
     assert set(encoded.painted_keys) == asked  # and nothing that is not asked for
 
