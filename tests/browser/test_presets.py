@@ -51,13 +51,16 @@ def test_a_preset_is_one_step_to_undo(editor) -> None:
     assert {name: after[name] for name in same} == {name: before[name] for name in same}
     editor.screenshot(f"preset-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
 
-    editor.page.mouse.click(1400, 500)  # of the empty canvas: the editor then keeps what has changed since
+    editor.page.mouse.click(1400, 500)  # of the empty canvas: the editor then keeps a size that changed late, too
     editor.page.keyboard.press("Control+z")
     editor.page.wait_for_function(f"kinds => JSON.stringify(({KINDS})()) === JSON.stringify(kinds)", arg=kinds)
     assert editor.run(VALUES) == before
 
+
+def test_the_button_undo_takes_a_preset_back(editor) -> None:
+    editor.load(json.loads(QUICKSTART.read_text(encoding="utf-8")))
     editor.alone(TRAIN)
-    editor.settle()
+    before, kinds = editor.run(VALUES), editor.run(KINDS)
     choose(editor, "character", "sdxl", 24, "lokr-8")
     editor.page.wait_for_function(SHOWS, arg="Preset: Character, Stable Diffusion XL, 24 GB")
     after = editor.run(VALUES)
