@@ -27,20 +27,27 @@ function fit(node, frames = PATIENCE) {
   const box = document.querySelector(`[data-node-id="${CSS.escape(String(node.id))}"]`);
   if (!(box instanceof HTMLElement)) return void (frames && requestAnimationFrame(() => fit(node, frames - 1)));
   requestAnimationFrame(() => requestAnimationFrame(() => { // what it shows is drawn by then
-    const file = node.size[1], fitted = neededBy(box);
-    if (!box.isConnected || fitted >= file) return;
+    const fitted = neededBy(box);
+    if (!box.isConnected || fitted >= node.size[1]) return;
     if (!heights.has(node)) keepFile(node);
+    const file = ofFile(node); // a second look may find it a fraction lower
     heights.set(node, { file, fitted });
     node.setSize([node.size[0], fitted]);
   }));
+}
+
+// The height that a node has in its file: what it had before it was fitted, unless somebody has changed it since.
+/** @param {GraphNode} node */
+function ofFile(node) {
+  const { file = 0, fitted = 0 } = heights.get(node) ?? {};
+  return Math.abs(node.size[1] - fitted) < 1 ? file : node.size[1];
 }
 
 /** @param {GraphNode} node */
 function keepFile(node) {
   const onSerialize = node.onSerialize;
   node.onSerialize = function (data) {
-    const { file = 0, fitted = 0 } = heights.get(this) ?? {};
-    if (Math.abs(this.size[1] - fitted) < 1) data.size = [this.size[0], file];
+    data.size = [this.size[0], ofFile(this)];
     return onSerialize?.call(this, data);
   };
 }

@@ -15,16 +15,19 @@ from lora_atelier.trainer_core.runs import RunFolder
 
 BASE, CONCEPT, MASKS, PREVIEW, OPTIMIZER, LORA, TRAIN, SHOWN, SAVES = 2, 3, 4, 5, 7, 9, 12, 14, 22  # ids in the tour
 TRAINING = (BASE, CONCEPT, MASKS, TRAIN, SAVES)
-# Of new nodes: the height as shown, what all inputs need, and what the file says.
+# Of nodes of a file, and of new ones: the height as shown, what all inputs need, and what the file then says.
 HEIGHTS = """async names => {
-    const { graph } = window.app, found = [];
-    for (const name of names) {
-        const node = window.LiteGraph.createNode(name);
-        graph.add(node);
-        found.push(node.computeSize()[1]);
-    }
-    for (let frame = 0; frame < 20; frame++) await new Promise(done => requestAnimationFrame(done));
-    return graph.nodes.map((node, i) => [node.size[1], found[i], graph.serialize().nodes[i].size[1]]);
+    const make = name => window.LiteGraph.createNode(name), needed = names.map(name => make(name).computeSize());
+    await window.app.loadGraphData({ last_node_id: names.length, last_link_id: 0, links: [], version: 0.4,
+        nodes: names.map((type, i) => ({ id: i + 1, type, pos: [50, 50], size: needed[i], flags: {}, order: i, mode: 0,
+            properties: {} })) });
+    const { graph } = window.app;
+    names.forEach(name => graph.add(make(name)));
+    const heights = () => graph.nodes.map((node, i) =>
+        [node.size[1], needed[i % names.length][1], graph.serialize().nodes[i].size[1]]);
+    for (let frame = 0; frame < 300 && heights().some(([shown, all]) => shown >= all); frame++)
+        await new Promise(done => requestAnimationFrame(done));
+    return [heights().slice(0, names.length), heights().slice(names.length)];
 }"""
 
 
@@ -55,3 +58,16 @@ def finished(server: ComfyServer, name: str, workflow: str, node: str, *, steps:
     shown.parent.mkdir(parents=True, exist_ok=True)
     write_json(shown, {**known, f"{workflow}/{node}": [run.path.name, time.time()]})
     return run
+
+
+def as_tall_as_shown(editor: Any, *kinds: str) -> None:
+    """Check in Nodes 2.0 that nodes are as tall as what they show, and a file's height stays what it was.
+
+    A new node has no file. The editor may shrink it before the pack does, to what it writes then.
+    """
+    of_file, new = editor.run(HEIGHTS, [*kinds])
+    assert len(of_file) == len(new) == len(kinds)
+    for shown, taken, written in of_file:
+        assert shown < taken == written, f"{shown} of {taken} are shown, {written} written"
+    for shown, taken, _ in new:
+        assert shown < taken, f"{shown} of {taken} are shown"

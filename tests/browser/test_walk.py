@@ -81,7 +81,10 @@ TRAIN = """() => {
 def write(editor, name: str, text: str) -> int:
     """Write a text into an input of the node, by mouse and keyboard; return how many actions that takes."""
     page = editor.page
-    page.mouse.click(*editor.run(PLACE, [name, editor.vue]))
+    place = editor.run(PLACE, [name, editor.vue])
+    page.mouse.move(*place)  # before the press, as a hand does: the canvas takes the first press on a page that has
+    editor.settle()  # seen no mouse for one of the node, not of its input
+    page.mouse.click(*place)
     if not editor.vue:
         page.locator(".graphdialog .value").wait_for()  # the canvas asks in a field of its own
     page.keyboard.press("ControlOrMeta+A")
@@ -229,5 +232,6 @@ def test_a_first_walk(walker, server: ComfyServer, pytestconfig) -> None:
 
     if editor.vue:  # the page was loaded anew with Nodes 2.0, where other tests change the renderer of an open one
         editor.run("() => window.app.graph.clear()")
-        for shown, taken, written in editor.run(HEIGHTS, ["AtelierSaves"]):
-            assert shown < taken <= written
+        of_file, new = editor.run(HEIGHTS, ["AtelierSaves"])
+        for shown, taken, _ in (*of_file, *new):
+            assert shown < taken
