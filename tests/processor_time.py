@@ -76,24 +76,33 @@ class ProcessorTime:
         self._files: Counter[str] = Counter()
         self._tests: Counter[str] = Counter()
         self._shares = shares
+        self.spent = own if shares else spent
         self.source: int | None = None  # the process from which those are forked that share the tests
-        self._last = self._total = 0.0
+        self._last = self._total = self._lost = 0.0
         self._begun = 0  # tests
         self._yardsticks: list[float] = []
 
     def _lap(self) -> float:
         """Measure the seconds since the lap before: none where more is lost of processes that nobody waited for."""
-        now = own() if self._shares else spent()
-        lap, self._last = max(0.0, now - self._last), now
+        now = self.spent()
+        lap, self._last, self._lost = max(0.0, now - self._last), now, self._lost + max(0.0, self._last - now)
         self._total += lap
         return lap
+
+    def _between(self) -> float:
+        """Measure a lap outside of tests, where what was lost with a browser may come back: it was counted before."""
+        lap = self._lap()
+        back = min(lap, self._lost)
+        self._lost -= back
+        self._total -= back
+        return lap - back
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         """Note the time before a test and its fixtures; before the first one, libraries were imported."""
         if self._begun % EVERY == 0:
             self._yardsticks.append(yardstick())
-        lap = self._lap()
+        lap = self._between()
         if not self._begun:
             item.user_properties.append((AT_START, lap))
         self._begun += 1
@@ -118,7 +127,7 @@ class ProcessorTime:
     @pytest.hookimpl(trylast=True)  # when the fixtures have ended their servers
     def pytest_sessionfinish(self) -> None:
         """Tell dev.py what this process has spent with all that it started, and how fast it was."""
-        lap = self._lap()
+        lap = self._between()
         if self._shares:
             self._files["what hands the tests out"] += lap
         if self.source:
