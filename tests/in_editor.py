@@ -23,8 +23,8 @@ HEIGHTS = """async names => {
             properties: {} })) });
     const { graph } = window.app;
     names.forEach(name => graph.add(make(name)));
-    const heights = () => graph.nodes.map((node, i) =>
-        [node.size[1], needed[i % names.length][1], graph.serialize().nodes[i].size[1]]);
+    const heights = () =>
+        graph.nodes.map((node, i) => [node.size[1], needed[i % names.length][1], node.serialize().size[1]]);
     for (let frame = 0; frame < 300 && heights().some(([shown, all]) => shown >= all); frame++)
         await new Promise(done => requestAnimationFrame(done));
     return [heights().slice(0, names.length), heights().slice(names.length)];

@@ -97,7 +97,7 @@ def test_both_experts_train_in_one_run_and_their_two_files_draw_what_training_dr
     comfy.model_management.load_models_gpu([live.model, live.high])
     before = state_of(live.model), state_of(live.high)
     config = configure(base, pictures, steps=4, batch_size=2, save_dtype="float32", validation_share=0.3)
-    # Of so many steps one begins less than a level below the boundary.
+    # With 28 steps, one step begins less than a level below the boundary.
     sample = SampleConfig(prompts=("a mossling --n dull",), width=64, height=64, steps=28, cfg=1.0, seed=3)
     computed = {}
     with Computed() as found:
